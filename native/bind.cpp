@@ -97,7 +97,7 @@ NB_MODULE(_native, m) {
         "CRC32 of zlib's polynomial over any contiguous buffer, continuing `value`; releases the GIL.");
   m.def("crc32c", &crc32c, nb::arg("data"), nb::arg("start") = 0,
         nb::sig("def crc32c(data: typing_extensions.Buffer, start: int = 0) -> int"),
-        "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.");
+        "CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long buffers.");
   m.def("crc32c_combine", &ff::crc32c_combine, nb::arg("a"), nb::arg("b"), nb::arg("bytes_b"),
         "CRC32C of A followed by B, from the CRC32C of each and B's length in bytes.");
   ff::isa();  // an invalid FIREFLYER_ISA fails the import, not some thread later

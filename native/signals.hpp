@@ -21,8 +21,8 @@ inline bool in_main_thread() {
   return is;
 }
 
-// Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit), without the GIL. REQUIRES: the
-// GIL. Returns the result of the last call.
+// Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit). Releases the GIL during the calls.
+// Returns the result of the last call. REQUIRES: the caller holds the GIL.
 template <class Wait>
 bool wait_with_handlers(double seconds, const Wait& wait) {
   using Clock = std::chrono::steady_clock;
@@ -44,8 +44,8 @@ bool wait_with_handlers(double seconds, const Wait& wait) {
   }
 }
 
-// Calls work() without the GIL. Waits in it that call interrupts::check() end when a handler raises; then this throws
-// the handler's exception. REQUIRES: the GIL.
+// Calls work(), and releases the GIL meanwhile. Waits inside work() that call interrupts::check() end when a handler
+// raises an exception; then this function throws that exception. REQUIRES: the caller holds the GIL.
 template <class Work>
 auto run_with_handlers(const Work& work) {
   std::optional<nanobind::python_error> raised;

@@ -14,7 +14,7 @@ enum class Isa {
 };
 
 const char* name(Isa isa);  // "base", "v3" or "v4"
-bool able(Isa isa);         // true if this processor runs it
+bool able(Isa isa);         // true if this processor runs the set
 
 // Returns the widest set that this processor runs. The environment's FIREFLYER_ISA=base|v3|v4, read once, forces
 // another. Throws Error(invalid) if its value is no such set, or a set that this processor does not run.

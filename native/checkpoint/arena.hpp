@@ -3,7 +3,7 @@
 // Thread contract: an Arena is for one thread at a time. A Memory is for any number of threads, which synchronize
 // their accesses to its bytes.
 // Invariants
-//   - The arena only grows. When it does, its bytes are lost; a shared_ptr to the old Memory keeps that alive.
+//   - The arena only grows. When it grows, its bytes are lost; a shared_ptr to the old Memory keeps the old bytes.
 //   - A forked child does not get the pages, because copy-on-write would cost the parent a second set of them. The
 //     child's arena is empty; `reserve` allocates a new Memory there.
 #pragma once
@@ -59,7 +59,7 @@ class Arena {
 
  private:
   std::shared_ptr<const Memory> memory_;
-  unsigned generation_ = 0;  // of the process that reserved it
+  unsigned generation_ = 0;  // fork_guard::generation() of the process that reserved memory_
 };
 
 }  // namespace ff::checkpoint

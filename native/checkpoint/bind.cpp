@@ -138,7 +138,7 @@ void bind_device_copy(nb::module_ m) {
 
 void bind(nb::module_ m) {
   m.doc() = "Staging of checkpoints: the arena, and copies into it by native threads.";
-  // Its destructor waits for its threads, which never take the GIL.
+  // ~Copy waits for the copy's threads with the GIL held: these threads never take the GIL.
   nb::class_<Copy>(m, "Copy",
                    "Copy in flight into an arena. Destroying it skips blocks that have not begun and waits for the "
                    "others.")
@@ -182,7 +182,7 @@ void bind(nb::module_ m) {
            "Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the "
            "source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and "
            "unchanged until the copy is done or destroyed. compare: compare with the arena's contents, see "
-           "Copy.changed(). background: one thread on idle cores, until a caller waits with `help`.");
+           "Copy.changed(). background: only one thread copies, on idle cores, until a caller waits with `help`.");
   bind_device_copy(m);
 }
 

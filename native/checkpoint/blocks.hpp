@@ -18,16 +18,17 @@ struct Piece {
 
 class Blocks {
  public:
-  // Throws Code::invalid unless the pieces are ordered by offset, disjoint, and within the `arena` bytes.
+  // Divides the pieces into blocks of `bytes` bytes. Throws Code::invalid unless the pieces are ordered by offset,
+  // disjoint, and inside an arena of `arena` bytes.
   Blocks(std::vector<Piece> pieces, std::size_t arena, std::size_t bytes);
 
   std::size_t size() const { return begins_.size(); }
   const std::vector<Piece>& pieces() const { return pieces_; }
-  // End of the prefix of the arena that is in place once the first `blocks` blocks are.
+  // Returns the end of the arena's prefix that is in place once the first `blocks` blocks are in place.
   std::size_t staged(std::size_t blocks) const;
-  // Number of leading pieces that are in place once the first `blocks` blocks are.
+  // Returns the number of leading pieces that are in place once the first `blocks` blocks are in place.
   std::size_t pieces_done(std::size_t blocks) const;
-  // Number of leading blocks that hold the pieces' bytes in [0, upto) of the arena.
+  // Returns the number of leading blocks that hold the pieces' bytes in [0, upto) of the arena.
   std::size_t needed(std::size_t upto) const;
 
   // Calls part(piece, skip, bytes) for each part of a piece in the block, in order.

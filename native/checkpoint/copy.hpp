@@ -1,6 +1,6 @@
 // A copy of many pieces of memory into an arena, by its own threads, while the caller continues.
 //
-//   arena   | block 0 | block 1 | block 2 | ...      taken in this order, by its threads and by waiting callers
+//   arena   | block 0 | block 1 | block 2 | ...      copied in this order, by the copy's threads and waiting callers
 //           |<-- staged: in place --->|
 //
 // Thread contract: all methods are thread-safe; the destructor must run after all other calls have returned.
@@ -28,7 +28,7 @@ struct CopyOptions {
   unsigned threads = 0;     // includes the waiting thread; 0: one for each core, at most worker_pool::kMost
   bool compare = false;     // compare with the arena's contents, see changed()
   bool background = false;  // one thread that runs only on idle cores, until a waiting caller helps
-  std::size_t block = std::size_t{1} << 20;
+  std::size_t block = std::size_t{1} << 20;  // bytes
 };
 
 class Copy {

@@ -1,5 +1,6 @@
-// For all sizes, thread counts and modes: exactly the pieces' bytes are written, a prefix reported as in place is, and
-// changed pieces are reported. A destroyed copy accesses no source; a forked child does not wait for its parent.
+// For all sizes, thread counts and modes: exactly the pieces' bytes are written, a prefix that is reported as in place
+// is in place, and changed pieces are reported. A destroyed copy accesses no source; a forked child does not wait for
+// its parent.
 #include "checkpoint/copy.hpp"
 
 #include <sys/wait.h>
@@ -104,7 +105,8 @@ void every_mode() {
   }
 }
 
-// Many threads wait for many prefixes; each finds its own prefix and those of `staged` and `pieces_done` in place.
+// Many threads wait for many prefixes. Each thread finds in place the prefix that it waited for, and the prefixes that
+// `staged` and `pieces_done` report.
 void prefixes() {
   Arena arena;
   arena.reserve(16 << 20);

@@ -126,7 +126,7 @@ void DeviceCopy::start(Device::Stream user) {
   if (options_.compare) thread_ = std::thread([this] { compare(); });
 }
 
-// A stream's callbacks run one after the other. Each shares ownership of the progress, because the copy may be
+// A stream's callbacks run one after the other. Each callback shares ownership of the progress, because the copy may be
 // destroyed before the callback returns.
 void DeviceCopy::arrive(void* progress) noexcept {
   const std::unique_ptr<std::shared_ptr<Progress>> owned(static_cast<std::shared_ptr<Progress>*>(progress));

@@ -34,7 +34,7 @@ namespace ff::checkpoint {
 
 // A stream of one device on which copies run, one after the other.
 //
-// Thread contract: thread-safe. The device must outlive it.
+// Thread contract: thread-safe. The device must outlive the lane.
 class DeviceLane {
  public:
   using Device = hfreduce::Device;
@@ -97,7 +97,7 @@ class DeviceCopy {
  private:
   struct Progress {
     hfreduce::Flag arrived{};  // blocks that the device has copied
-    hfreduce::Flag staged{};   // of those, blocks in the arena; only if the copy compares
+    hfreduce::Flag staged{};   // blocks that the copy's thread has moved into the arena; only if the copy compares
   };
 
   static void arrive(void* progress) noexcept;  // called by the device after each block

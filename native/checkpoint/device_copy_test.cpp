@@ -1,6 +1,6 @@
-// Copies from a fake device run after the user's stream, and before later work in it if it follows. Exactly the pieces'
-// bytes are written, and changes are reported. Memory is pinned once. A device's failure is reported, and a destroyed
-// copy accesses no source.
+// A copy from a fake device runs after the earlier work in the user's stream, and with `follow` before the later work.
+// Exactly the pieces' bytes are written, and changes are reported. Memory is pinned once. A device's failure is
+// reported, and a destroyed copy accesses no source.
 #include "checkpoint/device_copy.hpp"
 
 #include <sys/wait.h>
@@ -83,7 +83,7 @@ std::size_t count(const FakeDevice& device, const std::string& command) {
   return found;
 }
 
-// The copy has the results of the stream's earlier work, and not those of its later work if it follows.
+// The copy has the results of the earlier work in the user's stream. With `follow` it has no results of later work.
 void the_order_of_the_streams_holds(bool compare, bool follow) {
   FakeDevice device(20us);
   const auto memory = fresh_memory(device);
@@ -104,11 +104,11 @@ void the_order_of_the_streams_holds(bool compare, bool follow) {
   CHECK(state.tensors[1] == (follow ? later : computed));
   state.tensors[1] = computed;
   CHECK(state.holds(*memory));
-  device.synchronize(lane->stream());  // its history lists a command only after the command has run
+  device.synchronize(lane->stream());  // the device's history lists a command only after the command has run
   CHECK(count(device, "call") == (state.bytes + kBlock - 1) / kBlock);
 }
 
-void a_prefix_that_is_in_place_is(bool compare) {
+void reported_prefixes_are_in_place(bool compare) {
   FakeDevice device(50us);
   const auto memory = fresh_memory(device);
   const auto lane = std::make_shared<DeviceLane>(device);
@@ -143,7 +143,7 @@ void changes_are_told() {
   }
 }
 
-void memory_is_pinned_once_and_until_it_goes() {
+void memory_is_pinned_once_and_until_it_is_freed() {
   FakeDevice device, other;
   {
     const auto memory = fresh_memory(device);
@@ -171,7 +171,7 @@ void memory_is_pinned_once_and_until_it_goes() {
   device.unpin(theirs.data());
 }
 
-void a_copy_that_is_let_go_waits_for_the_device(bool compare) {
+void a_destroyed_copy_waits_for_the_device(bool compare) {
   FakeDevice device(20us);
   const auto memory = fresh_memory(device);
   const auto lane = std::make_shared<DeviceLane>(device);
@@ -283,11 +283,11 @@ int main() {
   the_order_of_the_streams_holds(false, true);
   the_order_of_the_streams_holds(true, false);
   for (const bool compare : {false, true}) {
-    a_prefix_that_is_in_place_is(compare);
-    a_copy_that_is_let_go_waits_for_the_device(compare);
+    reported_prefixes_are_in_place(compare);
+    a_destroyed_copy_waits_for_the_device(compare);
   }
   changes_are_told();
-  memory_is_pinned_once_and_until_it_goes();
+  memory_is_pinned_once_and_until_it_is_freed();
   failures_are_told();
   misuse_is_told();
   a_forked_child_waits_for_nothing();

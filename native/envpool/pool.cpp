@@ -16,7 +16,7 @@
 namespace ff::envpool {
 namespace {
 
-constexpr double kWakingNs = 100'000;  // work below which a thread that sleeps is slower than the receiver
+constexpr double kWakingNs = 100'000;  // no thread is woken for less queued work: the receiver does it sooner itself
 constexpr std::size_t kChunk = 64;     // most environments that a thread takes at a time; the rest is for other threads
 constexpr double kReset = std::numeric_limits<double>::quiet_NaN();
 

@@ -1,8 +1,8 @@
 // Steps many environments by a few threads (EnvPool, arXiv 2206.10558).
 //
-// send() queues an action for each of some environments; receive() returns the first that have been stepped. Threads
-// take environments from the queue in chunks; the thread that waits in receive() takes some, too. If the queued work
-// costs less than waking a thread, the receiver does all of it.
+// send() queues an action for each of the given environments; receive() returns the environments that have been stepped
+// first. Threads take environments from the queue in chunks; the thread that waits in receive() takes some, too. If the
+// queued work costs less than waking a thread, the receiver does all of it.
 //
 // An environment is idle, queued or stepped, and only one thread at a time steps it. A trajectory therefore depends on
 // its seed and actions, not on the threads. Only one thread at a time may call the public methods.
@@ -55,7 +55,8 @@ class Pool {
   // results are sorted by id. Throws Code::invalid if fewer are under way (queued or stepped).
   void receive(const Results& results);
 
-  // Draws all random numbers anew. REQUIRES all environments idle (else Code::invalid), as states() and set_states() do.
+  // Restarts all streams of random numbers from `seed`. Throws Code::invalid unless all environments are idle, as
+  // states() and set_states() do.
   void seed(std::uint64_t seed);
   void states(std::span<double> states) const;
   // Begins an episode of each environment in the given state. No observation of that state is returned.
@@ -105,7 +106,7 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable queued_more_, stepped_more_;
-  Queue queued_, stepped_;  // guarded by mutex_, as is what follows
+  Queue queued_, stepped_;  // guarded by mutex_, as are the members up to step_ns_
   std::size_t running_ = 0;
   bool receiving_ = false, stopping_ = false;
   double step_ns_ = 1000;            // duration of a step: moving average over chunks

@@ -1,4 +1,5 @@
-// Threads, batches and batches' order change no trajectory; calls that are refused change nothing. For the sanitizers.
+// The number of threads, the size of batches and their order change no trajectory; refused calls change nothing. This
+// C++ test exists for the builds with sanitizers.
 #include "envpool/pool.hpp"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ struct Batch {
   }
 };
 
-// States after each of 30 environments took 100 steps in the order in which they were ready.
+// Returns the states of 30 environments after 100 steps each. A step is sent as soon as its environment was received.
 std::vector<double> run(int threads, std::size_t batch) {
   constexpr int kCount = 30, kSteps = 100;
   const std::unique_ptr<Pool> pool = Pool::make("Acrobot-v1", kCount, threads, 5);
@@ -83,6 +84,6 @@ int main() {
   CHECK(refused([&] { Batch(*pool, 3).receive(*pool); }));
   Batch two(*pool, 2);
   two.receive(*pool);
-  pool->send(std::span(ids).first(1), std::span(actions).first(1));  // under way at the end
+  pool->send(std::span(ids).first(1), std::span(actions).first(1));  // the pool is destroyed while this step is queued
   return 0;
 }

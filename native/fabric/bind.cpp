@@ -48,7 +48,8 @@ void ff::fabric::bind(nb::module_ m) {
       .def("__init__", &construct, nb::arg("capacities"), nb::arg("begin"), nb::arg("links"), nb::arg("bytes"),
            "Flow i uses links[begin[i]:begin[i + 1]] and carries bytes[i]; capacities are bytes a second.")
       .def("run", &Flows::run, nb::arg("until"), nb::arg("merge"), nb::call_guard<nb::gil_scoped_release>(),
-           "Runs to the time `until`. Flows whose ends differ by at most `merge` times the present time end together.")
+           "Runs to the time `until`, in seconds. If a flow ends at time t, all flows that end by t * (1 + merge) end "
+           "in the same event.")
       .def(
           "rates", [](const Flows& flows) { return copied(flows.rates()); }, "Bytes a second of each flow.")
       .def(
@@ -57,5 +58,5 @@ void ff::fabric::bind(nb::module_ m) {
       .def(
           "left", [](const Flows& flows) { return copied(flows.left()); }, "Bytes that each flow still carries.")
       .def_prop_ro("now", &Flows::now)
-      .def_prop_ro("events", &Flows::events, "Times at which rates were computed.");
+      .def_prop_ro("events", &Flows::events, "Number of times that rates were computed.");
 }

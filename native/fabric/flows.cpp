@@ -12,12 +12,12 @@ namespace ff::fabric {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Ends of flows that are closer than this (relative to the time) are one event: rounding cannot tell them apart.
+// End times whose relative difference is smaller than this are one event, because rounding cannot tell them apart.
 constexpr double kLeastMerge = 1e-12;
-// Rates that differ by less than this (relative) count as equal, so that rounding errors change no flow.
+// Rates whose relative difference is smaller than this count as equal, so that rounding errors change no flow.
 constexpr double kSame = 1e-11;
 constexpr int kMostRounds = 4;
-constexpr std::size_t kBlock = 64;  // flows of a block
+constexpr std::size_t kBlock = 64;  // flows of a block, whose first end time is block_due_
 
 bool is_quantity(double value) { return std::isfinite(value) && value >= 0.0; }
 
@@ -96,7 +96,7 @@ void Flows::end_at(std::int32_t flow, double at) {
   block_changed_[static_cast<std::size_t>(flow) / kBlock] = 1;
 }
 
-// Finds the time of the next end; infinity if no flow can end.
+// Returns the time at which the next flow ends; infinity if no flow can end.
 double Flows::next_end() {
   double first = kNever;
   for (std::size_t block = 0; block < block_due_.size(); ++block) {
@@ -111,7 +111,7 @@ double Flows::next_end() {
   return first;
 }
 
-// Ends all flows whose time is not after `horizon`, and sets the clock to the last of them.
+// Ends all flows whose end time is not after `horizon`, and sets the clock to the last of these times.
 void Flows::take_ended(double horizon, std::vector<std::int32_t>& ended) {
   for (std::size_t block = 0; block < block_due_.size(); ++block) {
     if (block_due_[block] > horizon) continue;

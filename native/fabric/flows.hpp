@@ -7,11 +7,11 @@
 //      flow is faster. The sum of the rates on a link does not exceed its capacity, but for rounding.
 //   2. A flow that ended has rate 0; a flow whose links have capacity 0 has rate 0 and never ends.
 //
-// After an end only some rates are computed again. The set starts with the flows whose bottleneck is a link of the
-// ended flow. The set's rates are computed again while all other flows keep theirs. Then each touched link is checked:
-// a flow joins the set if it no longer has a bottleneck, or if it is faster than a flow of the set on that flow's
-// bottleneck. If no flow joins, the rates are max-min fair, and such rates are unique. If flows still join after a
-// fixed number of rounds, all flows of the touched links are added.
+// After a flow ends, only the rates of a set of flows are computed again. The set starts with the flows whose
+// bottleneck is a link of the ended flow. All other flows keep their rates. Then each link that the ended flow or the
+// set uses is checked: a flow joins the set if it no longer has a bottleneck, or if it is faster than a flow of the set
+// on that flow's bottleneck. If no flow joins, the rates are max-min fair, and such rates are unique. If flows still
+// join after a fixed number of rounds, all flows of the checked links are added.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class Flows {
 
   // Runs until the time `until`, or until no flow can end. If a flow ends at time t, all flows that end by
   // t * (1 + merge) end in the same event, each at the time that its present rate gives. So `merge` bounds the relative
-  // error of the ends.
+  // error that one event adds to end times; errors of several events can add up.
   void run(double until, double merge);
 
   double now() const { return now_; }
@@ -67,11 +67,11 @@ class Flows {
   std::vector<double> capacity_;
   std::vector<std::int64_t> begin_;  // flow -> links
   std::vector<std::int32_t> links_;
-  std::vector<std::int64_t> users_begin_, users_end_;  // link -> flows; those that ended are dropped when seen
+  std::vector<std::int64_t> users_begin_, users_end_;  // link -> flows; see() drops the link's ended flows
   std::vector<std::int32_t> users_;
 
-  std::vector<double> rate_, remaining_, since_, end_;  // of flows; remaining_ is that at the time since_
-  std::vector<std::int32_t> held_;                      // the link that holds a flow back
+  std::vector<double> rate_, remaining_, since_, end_;  // of each flow; remaining_: bytes left at the time since_
+  std::vector<std::int32_t> held_;                      // bottleneck link of each flow; -1 before the first rate
   std::vector<char> live_;
   // End time of each flow at its present rate, and the first end time of each block of flows.
   std::vector<double> due_, block_due_;

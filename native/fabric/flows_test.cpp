@@ -1,4 +1,5 @@
-// Rates and ends against arithmetic; after each event the rates are those of a solver that starts anew.
+// Tests of Flows: rates and end times equal values computed by hand. After each step the rates equal those of a new
+// solver for the remaining flows.
 #include "fabric/flows.hpp"
 
 #include <algorithm>
@@ -120,7 +121,7 @@ void steps_equal_new_solvers(unsigned seed) {
   for (const double end : flows.ends()) CHECK(end != kNever);
 }
 
-// Ends that are merged differ from the exact ones by the promised share at most.
+// With merge = 0.01 the end times differ from the exact ones by at most 5 %, because errors of several events add up.
 void merged_ends_are_near(unsigned seed) {
   std::mt19937 random(seed);
   Scene scene(std::vector<double>(20, 1.0));

@@ -344,7 +344,7 @@ void bind_remote(nb::module_& m) {
       .def("pages", &pages_of, nb::arg("indices"),
            nb::sig("def pages(self, indices: numpy.typing.NDArray[numpy.int64]) -> "
                    "numpy.typing.NDArray[numpy.int64]"),
-           "The place of each sample's index page, 4096 bytes.")
+           "Offset in the file of each sample's index page (4096 bytes).")
       .def("extents", &extents_by, nb::arg("indices"), nb::arg("places"), nb::arg("pages"),
            nb::sig("def extents(self, indices: numpy.typing.NDArray[numpy.int64], "
                    "places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> "
@@ -406,8 +406,8 @@ void ff::ffrecord::bind(nb::module_ m) {
       .def("last_commit", &last_commit, nb::arg("file"),
            nb::sig("def last_commit(self, file: int) -> "
                    "tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]"),
-           "The last commit of a v2 file: alignment, number of the commit, place of its footer, end, samples, place "
-           "of its slot, whether that slot is torn, and the runs (first sample, place, samples).")
+           "The last commit of a v2 file: alignment, commit number, footer offset, end, samples, slot offset, whether "
+           "that slot is torn, and the runs. A run: (first sample, offset of the first index page, samples).")
       .def("offsets", &offsets, nb::arg("file"),
            nb::sig("def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]"),
            "Start of each sample of one file in bytes, and the size of the file.")

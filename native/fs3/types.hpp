@@ -17,15 +17,15 @@ inline constexpr std::uint32_t kMostRun = 4096;  // maximum number of consecutiv
 struct ChunkId {
   std::uint64_t inode = 0;
   std::uint32_t index = 0;
-  auto operator<=>(const ChunkId&) const = default;  // the order of pages
+  auto operator<=>(const ChunkId&) const = default;  // the order in which chunks are listed
 };
 
 using Version = std::uint64_t;  // of a chunk; 0: no such chunk
 using ChainVersion = std::uint32_t;
 using TargetId = std::uint32_t;
 
-// Idempotency key: identifies a write for as long as its client may retry it. Per (client, channel) one write at a time
-// is outstanding, and `seq` grows. client 0: no tag.
+// Idempotency key: identifies a write for as long as its client may retry it. Each (client, channel) has at most one
+// write in flight, and its `seq` grows with each write. client 0: no tag.
 struct Tag {
   std::uint64_t client = 0;
   std::uint32_t channel = 0;
@@ -38,7 +38,7 @@ enum class Kind : std::uint8_t {
   truncate,  // to a shorter length
   extend,    // to a greater length, with zeros
   remove,
-  replace,  // the whole chunk with its version, over any former contents
+  replace,  // sets the bytes and the version of the whole chunk, whatever it held before
 };
 
 enum class Status : std::uint8_t {

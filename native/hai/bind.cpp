@@ -57,14 +57,14 @@ void ff::hai::bind(nb::module_ m) {
       .def("acknowledge", &SuspendPage::acknowledge, nb::arg("slot"),
            "Records that the rank in `slot` has saved its state and will exit.")
       .def("set_apart", &SuspendPage::set_apart, nb::arg("slot"),
-           "Answers calls with false, and does not count them, until `begin`.")
+           "Answers the slot's calls false, uncounted, until `begin`.")
       .def("begin", &SuspendPage::begin, nb::arg("slot"), nb::arg("count"),
            "Gives the next call the number `count` + 1; `count` is below 2**62.")
       .def("join", &SuspendPage::join, nb::arg("slot"), "Records that the new rank in `slot` is a member.")
       .def("renew", &SuspendPage::renew, nb::arg("slot"), "Prepares the slot for a new rank, and sets it apart.")
       .def("freeze", &SuspendPage::freeze, "Freezes every slot; returns the counts of answered calls.")
       .def("decide", &SuspendPage::decide, nb::arg("number"),
-           "Sets the decision unless there is one; returns the one in force.")
+           "Sets the decision unless there is one; returns the decision in force.")
       .def("count", &SuspendPage::count, nb::arg("slot"), "Calls begun by the rank in `slot`.")
       .def(
           "told", [](const SuspendPage& p, std::size_t s) { return (p.flags(s) & SuspendPage::told) != 0; },

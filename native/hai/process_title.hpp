@@ -4,9 +4,9 @@
 
 namespace ff::hai {
 
-// Makes /proc show another command line and other first environment variables for this process, within the space that
-// its execve left; the rest is cut off. Entries end with a NUL. The environment keeps its values, because it is moved
-// elsewhere first. The former contents are no longer shown. An empty `environment` leaves the shown one unchanged.
+// Replaces the command line and the first environment variables that /proc shows for this process. The new texts are cut
+// to the space that execve left. Entries end with a NUL. getenv() still finds the old variables, because the environment
+// is moved elsewhere first. If `environment` is empty, /proc shows the old environment.
 //
 // REQUIRES: one thread.
 // Throws std::system_error if /proc cannot be read.

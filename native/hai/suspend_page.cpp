@@ -54,7 +54,7 @@ SuspendPage SuspendPage::create(std::size_t slots) {
     if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw_errno("cannot resize the suspend page");
     SuspendPage page(map_shared(fd, bytes), bytes, fd);
     page.head().slots = slots;
-    page.head().magic = kMagic;  // no process can map it before this returns
+    page.head().magic = kMagic;  // no process can map the page before create() returns
     return page;
   } catch (...) {
     ::close(fd);

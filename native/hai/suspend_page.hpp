@@ -6,13 +6,13 @@
 //
 // Invariants:
 //   1. A call that found its slot not frozen returns false, and its number is <= the count that freeze() returns.
-//   2. A call that found its slot frozen returns only after the decision N; then it returns number >= N.
+//   2. A call that found its slot frozen returns only after the decision N; it returns true if its number is >= N.
 //   3. The decision is set once, and never to 0.
-// With N > every frozen count of the gang, call k returns k >= N on every rank.
+// Let N exceed every count that freeze() returned on any node. Then call k returns the same on all ranks: true if k >= N.
 //
 // Elastic attempts, where a slot may get a new rank: a slot that is set apart answers false at once, frozen or not, and
-// counts nothing, because its rank is not at the same step as the other ranks. begin() ends that and sets the rank's
-// count of calls, which is equal on all ranks at the same step; these counts grow with the membership.
+// counts nothing, because its rank is not at the same step as the other ranks. begin() ends this and sets the rank's
+// count of calls. The count is equal on all ranks at the same step, and greater in each later membership.
 //
 //   byte 0   u64 magic, u64 slots, u64 decision (0 = none), u32 decided (the futex)
 //   byte 64  one slot per rank, 64 bytes: u64 state (bit 63 = frozen, bit 62 = apart, below them the count of calls),
@@ -28,12 +28,16 @@ namespace ff::hai {
 
 class SuspendPage {
  public:
-  enum Flag : std::uint32_t { told = 1, acknowledged = 2, joined = 4 };
+  enum Flag : std::uint32_t {
+    told = 1,          // a call of the rank was answered with true
+    acknowledged = 2,  // the rank has saved its state and will exit
+    joined = 4         // the slot's new rank is a member
+  };
   enum class Wait { decided, interrupted };
 
   // Creates a page of `slots` ranks in a memfd that execve does not inherit.
   static SuspendPage create(std::size_t slots);
-  // Maps the page behind `fd`, which stays the caller's. Throws Code::corrupted if it is no such page.
+  // Maps the page behind `fd`; the caller still owns `fd`. Throws Code::corrupted if the file is not a suspend page.
   static SuspendPage map(int fd);
 
   SuspendPage(SuspendPage&& other) noexcept;
@@ -49,8 +53,8 @@ class SuspendPage {
   Wait wait();
   // REQUIRES: decided. Returns whether call `number` returns true; records in the slot if it does.
   bool answer(std::size_t slot, std::uint64_t number);
-  void acknowledge(std::size_t slot);
-  void set_apart(std::size_t slot);
+  void acknowledge(std::size_t slot);  // called by the rank: it has saved its state and will exit
+  void set_apart(std::size_t slot);    // calls return false and are not counted, until begin()
   // Gives the next call the number `count` + 1. `count` is below 2^62.
   void begin(std::size_t slot, std::uint64_t count);
   // Called by a new rank once it is a member.
@@ -58,7 +62,7 @@ class SuspendPage {
 
   // Called by the supervisor: prepares the slot for a new rank and sets it apart. REQUIRES: its former rank has ended.
   void renew(std::size_t slot);
-  // Freezes every slot and returns the counts before; later counts include unanswered calls.
+  // Freezes every slot and returns their counts of calls at that moment. Later counts include unanswered calls.
   std::vector<std::uint64_t> freeze();
   // Sets the decision unless there is one, wakes the waiting calls, and returns the decision in force.
   std::uint64_t decide(std::uint64_t number);

@@ -64,9 +64,9 @@ class Log {
 struct Timed {
   Log& log;
   nb::object function;
-  std::optional<nb::callable> note;
-  std::uint64_t first, last;
-  bool outermost;  // calls inside another such call of the same thread are not recorded
+  std::optional<nb::callable> note;  // called with the arguments of each call
+  std::uint64_t first, last;         // codes of the events at the beginning and the end of a call
+  bool outermost;                    // calls inside another such call of the same thread are not recorded
 
   static Timed& of(PyObject* self) { return *nb::inst_ptr<Timed>(nb::handle(self)); }
 

@@ -108,7 +108,8 @@ std::shared_ptr<Operation> submit(Group& group, Kind kind, const Buffers& in, co
   return signals::run_with_handlers([&] { return group.submit(std::move(request), run_here); });
 }
 
-// Fast path of a synchronous allreduce on one host; returns null when it is over.
+// Fast path of a synchronous allreduce on one host. Returns null when the allreduce is over; otherwise the operation
+// waits for other operations, and the caller must wait for it.
 std::shared_ptr<Operation> allreduce_now(Group& group, std::uintptr_t data, std::size_t bytes, std::uint64_t count,
                                          DType dtype, Op op) {
   auto operation = signals::run_with_handlers([&] {
@@ -198,14 +199,14 @@ void bind_watch(nb::module_ m) {
             watch.announce(Error(code, message, rank));
           },
           "message"_a, "rank"_a = -1, GilReleased(),
-          "Breaks the group on all ranks, because of `rank`, or (-1) for a reason that is no single rank's.")
+          "Breaks the group on all ranks because of `rank`; -1: the reason does not lie with a single rank.")
       .def("withdraw", &BoundWatch::withdraw, "operation"_a, GilReleased(),
            "Asks all ranks to cancel the operation of this number.")
       .def("leave", &BoundWatch::leave, "seconds"_a = 1.0, GilReleased(),
            "Announces that this rank leaves; waits at most `seconds` until the neighbours have received that.")
       .def("drop_links", &BoundWatch::drop_links, GilReleased(), "Closes all links unannounced, as a death does.")
       .def("wait", &wait_for<BoundWatch>, "seconds"_a = -1.0,
-           "True once there is a failure, False when `seconds` passed before (< 0: no limit).")
+           "Waits for a failure; returns False if `seconds` pass first (< 0: no limit).")
       .def(
           "rethrow",
           [](const BoundWatch& watch) {
@@ -216,7 +217,7 @@ void bind_watch(nb::module_ m) {
       .def("left_ranks", &BoundWatch::left_ranks, "Ranks that left in an orderly way.");
 
   m.def("set_thread_cpus", &thread_cpus::set, "cpus"_a,
-        "Sets the cores of the threads that groups start from now on; none: all cores of the process.");
+        "Sets the cores of the threads that groups start from now on; an empty list: all cores of the process.");
   m.def("guard_descriptor", &fork_guard::add, "fd"_a,
         "Replaces the descriptor by one of /dev/null in every forked child, from now on.");
   m.def("unguard_descriptor", &fork_guard::remove, "fd"_a,
@@ -365,7 +366,7 @@ void bind_devices(nb::module_ m) {
            "Makes streams that follow from now on also wait for the current work in this stream.")
       .def_prop_ro("finished", &Passage::finished, "True when the device's memory is no longer accessed.")
       .def("wait", &wait_for<Passage>, "seconds"_a = -1.0,
-           "True when finished, False when `seconds` passed before (< 0: no limit).");
+           "Waits until the passage is finished; returns False if `seconds` pass first (< 0: no limit).");
 
   nb::class_<Stager>(m, "Stager", "Stages the calls of one group on one device.")
       .def(nb::init<Device&>(), "device"_a, GilReleased())
@@ -428,7 +429,7 @@ void bind(nb::module_ m) {
 
   nb::class_<Operation>(m, "Operation", "A submitted call; completed once.")
       .def("wait", &wait_for<Operation>, "seconds"_a = -1.0,
-           "True when it is over, False when `seconds` passed before (< 0: no limit).")
+           "Waits until the operation is over; returns False if `seconds` pass first (< 0: no limit).")
       .def("done", &Operation::done)
       .def_ro("number", &Operation::number, "Number in the order of submission to the group; equal on all ranks.")
       .def_prop_ro("priority", [](const Operation& operation) { return operation.request.priority; })
@@ -445,17 +446,18 @@ void bind(nb::module_ m) {
       .def("submit", &submit, nb::kw_only(), "kind"_a, "inputs"_a, "outputs"_a, "count"_a, "dtype"_a, "op"_a = Op::sum,
            "root"_a = -1, "wire"_a = Codec::none, "residual"_a = 0, "seed"_a = 0, "shared"_a = false, "priority"_a = 0,
            "label"_a = 0, "timeout_s"_a = 0.0, "run_here"_a = false,
-           "Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. "
-           "timeout_s: timeout of this call; 0: the group's.")
+           "Starts a collective. inputs, outputs: (address, bytes) by rank; this memory must stay alive until the "
+           "operation is done. timeout_s: timeout of this call; 0: the group's. run_here: if nothing is queued, this "
+           "thread runs the operation before the call returns.")
       .def("allreduce_now", &allreduce_now, "data"_a, "bytes"_a, "count"_a, "dtype"_a, "op"_a,
            "Runs a synchronous allreduce in place. Returns None when it is over; returns the operation if other "
            "operations must run before it.")
       .def("peers", &peers, nb::kw_only(), "kind"_a, "count"_a, "dtype"_a, "root"_a = -1, "wire"_a = Codec::none,
            "priority"_a = 0, GilReleased(), "Ranks of other hosts that such a call sends to.")
       .def("add_outgoing", &Group::add_outgoing, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to send payload to `rank`; owned by the group.")
+           "Adds a connected socket to send payload to `rank`, and owns it.")
       .def("add_incoming", &Group::add_incoming, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to receive payload from `rank`; owned by the group.")
+           "Adds a connected socket to receive payload from `rank`, and owns it.")
       .def("abort", &Group::abort, GilReleased())
       .def(
           "rethrow",
@@ -482,11 +484,11 @@ void bind(nb::module_ m) {
             ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size);
             post.add_outgoing(rank, fd, family == AF_UNIX);  // Unix sockets connect ranks of one host
           },
-          "rank"_a, "fd"_a, GilReleased(), "A connected socket to send to `rank`; owned from here on.")
+          "rank"_a, "fd"_a, GilReleased(), "Adds a connected socket to send messages to `rank`, and owns it.")
       .def("heard_from", &P2PEngine::heard_from, "rank"_a, GilReleased(),
            "True if `rank`, another rank of the group, has ever had a link to this rank.")
       .def("add_incoming", &P2PEngine::add_incoming, "rank"_a, "fd"_a, GilReleased(),
-           "A connected socket to receive from `rank`; owned from here on.")
+           "Adds a connected socket to receive from `rank`, and owns it.")
       .def(
           "send",
           [](P2PEngine& post, int to, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
@@ -494,8 +496,8 @@ void bind(nb::module_ m) {
             return post.send(to, tag, reinterpret_cast<const void*>(data), bytes, seconds, attended);
           },
           "to"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
-          "Sends `bytes` at address `data`, which must stay alive until the operation is over; seconds <= 0: no "
-          "deadline.")
+          "Sends `bytes` bytes at address `data`, which must stay alive until the operation is over. seconds <= 0: no "
+          "deadline. attended: the caller calls wait() next.")
       .def(
           "receive",
           [](P2PEngine& post, int from, std::uint64_t tag, std::uintptr_t data, std::size_t bytes, double seconds,
@@ -503,7 +505,7 @@ void bind(nb::module_ m) {
             return post.receive(from, tag, reinterpret_cast<void*>(data), bytes, seconds, attended);
           },
           "source"_a, "tag"_a, "data"_a, "bytes"_a, "seconds"_a, "attended"_a, GilReleased(),
-          "Receives from rank `source`, or from any (-1).")
+          "Receives from rank `source`, or from any rank (-1); see send().")
       .def("wait", &wait_for_message, "operation"_a, "seconds"_a,
            "Waits like Operation.wait, but this thread moves the bytes meanwhile.")
       .def(

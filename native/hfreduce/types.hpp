@@ -47,7 +47,8 @@ inline bool may_be_uneven(Kind kind) {
   return kind == Kind::all_gather || kind == Kind::gather || kind == Kind::all_to_all;
 }
 
-std::string amount(const Call& call, std::uint64_t bytes);  // in elements if it is a multiple of their size
+// Returns a text like "3 elements", or "10 bytes" if the length is no multiple of the element size.
+std::string amount(const Call& call, std::uint64_t bytes);
 
 // Returns Error(collective): `giver` has a piece of `gives` bytes for `reader`, which expects another length.
 Error lengths_disagree(const Call& call, int giver, std::uint64_t gives, int reader, std::uint64_t expects);

@@ -55,7 +55,7 @@ nb::object get(const View& view, const nb::bytes& key, std::int64_t now) {
   return bytes_of(record.value);
 }
 
-// Returns (items, rest): the needed range in `rest`, or true at the end, or false.
+// Returns (items, rest). `rest` is the (table, block) to supply before the next call, true at the end, else false.
 nb::tuple next_items(Scan& scan, std::int64_t now, std::size_t items, std::size_t most) {
   Merge& merge = scan.merge();
   merge.refresh();
@@ -117,7 +117,7 @@ void insert_all(PageIndex& index, std::uint32_t segment, const nb::bytes& entrie
   for (std::size_t at = 0; at < all.size(); at += sizeof(Entry)) {
     Entry entry;
     std::memcpy(&entry, all.data() + at, sizeof entry);
-    if (entry.salt >= salts.size()) throw Error(Code::corrupted, "a page names a salt that its segment does not");
+    if (entry.salt >= salts.size()) throw Error(Code::corrupted, "a page names a salt that its segment lacks");
     index.insert({entry.digest, kDigest},
                  {segment, entry.unit, entry.bytes, entry.crc, salts[entry.salt], entry.position, 0});
   }
@@ -148,8 +148,8 @@ void bind_pages(nb::module_ m) {
   nb::class_<PageIndex>(m, "PageIndex", "Index of a page cache: 16-byte digest of a key -> place of its page.")
       .def(nb::init<>())
       .def("insert", &insert_all, "segment"_a, "entries"_a, "salts"_a,
-           "Adds the pages of a new segment. A known digest moves to it. `salts`: numbers of the salts, by the index "
-           "in the entries.")
+           "Adds the pages of a new segment. A digest that is already known moves to that segment. `salts[i]`: number "
+           "of the salt of entries that have salt index i.")
       .def("leading", &leading, "digests"_a, "start"_a = 0,
            "Index of the first digest from `start` on that is unknown; the number of digests if all are known.")
       .def("find", &find_all, "digests"_a, "hit"_a,

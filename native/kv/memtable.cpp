@@ -3,7 +3,7 @@
 namespace ff::kv {
 
 namespace {
-constexpr std::size_t kNode = 128;  // a tree node, a vector and a version, with the allocator's share
+constexpr std::size_t kNode = 128;  // approximate bytes of a tree node, a vector and a version in the allocator
 }
 
 std::uint64_t Memtable::apply(std::string_view operations, std::uint64_t sequence) {

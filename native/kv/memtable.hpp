@@ -26,12 +26,12 @@ class Memtable {
   };
   using Map = std::map<std::string, std::vector<Version>, std::less<>>;
 
-  // Adds the operations of a log frame; the first gets `sequence`, the next one more, and so on. Returns their number.
-  // Throws Error(corrupted), and then changes nothing.
+  // Adds the operations of a log frame; they get consecutive sequence numbers from `sequence` on. Returns the number of
+  // operations. If it throws Error(corrupted), it has changed nothing.
   std::uint64_t apply(std::string_view operations, std::uint64_t sequence);
-  // Returns whether the key has a version of at most `sequence`, and that version.
+  // Sets `found` to the key's newest version with a sequence number of at most `sequence`. Returns false if there is none.
   bool find(std::string_view key, std::uint64_t sequence, Record& found) const;
-  // Returns the newest version of at most `sequence`, or nullptr.
+  // Returns the newest version with a sequence number of at most `sequence`, or nullptr.
   static const Version* newest(const std::vector<Version>& versions, std::uint64_t sequence);
 
   const Map& map() const { return map_; }

@@ -1,8 +1,8 @@
 // Index of a page cache: 16-byte digest of a key -> segment, place, size and checksum of the page.
 //
-// Open addressing with linear probing: 40 bytes a slot, at most 3 of 4 slots taken. A segment is a number that its owner
-// gives and never uses twice. Forgetting a segment takes constant time: a slot whose segment is unknown counts as no
-// page, and is dropped when the table is rebuilt. A page costs 53 to 64 bytes after a rebuild, and at most
+// Open addressing with linear probing: 40 bytes a slot, at most 3 of 4 slots taken. A segment is a number that the caller
+// chooses and never uses twice. Forgetting a segment takes constant time: a slot of an unknown segment counts as no page,
+// and is dropped when the table is rebuilt. A page costs 53 to 64 bytes after a rebuild, and at most
 // 64 + 40 / 0.75 during a rebuild.
 //
 // Thread contract: the caller serialises all calls.
@@ -19,7 +19,7 @@
 namespace ff::kv {
 
 constexpr std::size_t kDigest = 16;
-constexpr std::uint64_t kPageUnit = 4096;  // pages begin at multiples
+constexpr std::uint64_t kPageUnit = 4096;  // the offset of a page is a multiple of this
 
 struct Page {
   std::uint32_t segment = 0;
@@ -27,8 +27,8 @@ struct Page {
   std::uint32_t bytes = 0;
   std::uint32_t crc = 0;  // CRC32C of the digest and the bytes
   std::uint32_t salt = 0;
-  std::uint16_t position = 0;  // place in its prefix: 0 is the head
-  std::uint8_t hits = 0;       // since it was written, at most 255
+  std::uint16_t position = 0;  // position in its prefix, in pages: 0 is the head of the prefix
+  std::uint8_t hits = 0;       // uses since the page was written, at most 255
 };
 
 class PageIndex {
@@ -67,7 +67,7 @@ class PageIndex {
   std::size_t after(std::size_t at) const { return at + 1 == slots_.size() ? 0 : at + 1; }
   const Slot* probe(std::string_view digest) const;
   void count(std::uint32_t segment, std::uint32_t salt, std::int64_t pages, std::int64_t bytes);
-  void lay();
+  void lay();  // rebuilds the table, with more slots if necessary
 
   std::vector<Slot> slots_;
   std::size_t taken_ = 0, pages_ = 0;

@@ -1,8 +1,10 @@
 // Sorted tables: blocks of records in the order of their keys, an index of the blocks, a trailer.
 //
-// Block: crc32c of the rest u32, records, offset of each record u32, their number u32. Index: crc32c of the rest u32,
-// number of blocks u32; for each block its offset u64, bytes u32, key bytes u32, last key. Trailer: "FFKVTBL1", offset of the
-// index u64, its bytes u64, crc32c of these three u32. A table holds at most one version of a key.
+//   block    u32 CRC32C of the rest, records, u32 offset of each record, u32 number of records
+//   index    u32 CRC32C of the rest, u32 number of blocks; for each block u64 offset, u32 bytes, u32 bytes of its last
+//            key, the last key
+//   trailer  "FFKVTBL1", u64 offset of the index, u64 bytes of the index, u32 CRC32C of these three
+// A table holds at most one version of a key.
 //
 // A table does no I/O: it names the ranges of its file that it needs, and verifies the bytes that the caller supplies.
 //
@@ -70,8 +72,8 @@ class Table : public std::enable_shared_from_this<Table> {
   bool indexed() const { return !blocks_.empty(); }
   std::size_t count() const { return blocks_.size(); }
 
-  // Range of the file to read. For block -1: the index and the trailer. Else this block, and the missing blocks after
-  // it as long as the range has at most `most` bytes.
+  // Returns (offset, bytes) of the range of the file to read. For block -1: the index and the trailer. Else this block,
+  // and the missing blocks after it as long as the range has at most `most` bytes.
   std::pair<std::uint64_t, std::uint64_t> range(std::int64_t block, std::uint64_t most) const;
   // Takes bytes of the file from an offset that `range` returned. Throws Error(corrupted).
   void supply(std::uint64_t offset, std::string_view bytes);

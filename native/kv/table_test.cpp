@@ -129,7 +129,7 @@ void the_index_agrees_with_a_map() {
       index.insert(digest, {newest, 1, 100, 0, number % 3, 0, 0});
       model[digest] = newest;
     } else if (known != model.end()) {
-      index.remove(digest, known->second + 1);  // lies elsewhere: stays
+      index.remove(digest, known->second + 1);  // the page lies in another segment, so it stays
       CHECK(index.holds(digest));
       index.remove(digest, known->second);
       model.erase(known);

@@ -1,7 +1,7 @@
 // One state of the store: memtables and runs of tables, newest first, up to a sequence number.
 //
-// A run is a list of tables whose key ranges ascend and do not overlap. If several sources have a version of a key, the
-// first of them decides, because sources are ordered by age.
+// A run is a list of tables whose key ranges ascend and do not overlap. Memtables and runs are the sources of a view. If
+// several sources have a version of a key, the first such source decides, because it is the newest.
 //
 // Thread contract: that of the tables. A view may be merged by any one thread if its memtables take no more operations
 // and its tables have a separate cache.
@@ -104,7 +104,8 @@ class Scan {
 // Writes a view as tables of about `target` bytes.
 class Compaction {
  public:
-  // `bottom`: there are no older tables. Deletions, and records that expired before `dead_before` (ms), are left out.
+  // `bottom`: no table is older than those of the view. Then deletions, and records that expired before `dead_before`
+  // (ms), are left out.
   Compaction(View view, std::size_t target, bool bottom, std::int64_t dead_before)
       : view_(std::move(view)),
         merge_(view_, {}, std::nullopt),

@@ -29,8 +29,8 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Elements of a part: enough to repay a thread, and a multiple of 64 so that no two threads share a word of bits. There
-// are more parts than threads, so that a thread with a free core takes more of them.
+// Elements of a part: enough work to repay waking a thread, and a multiple of 64 so that no two threads share a word of
+// bits. There are more parts than threads, so that a thread with a free core takes more of them.
 constexpr std::size_t kGrain = std::size_t{1} << 17;
 
 template <class Part>
@@ -69,8 +69,8 @@ void dropout(std::uint32_t type, Address x, Address y, std::size_t count, std::u
   });
 }
 
-// PyTorch's division of elements among its threads. A share begins with the elements that fill whole pairs of PyTorch's
-// vectors.
+// PyTorch's division of elements among its threads. PyTorch computes the elements of a share in pairs of vectors, and
+// the rest, which does not fill a pair, one by one.
 class Shares {
  public:
   // `unit`: elements of two of PyTorch's vectors.
@@ -80,7 +80,8 @@ class Shares {
     each_ = (count + shares - 1) / shares;
   }
 
-  // Calls part(begin, count, whole) for the pieces of [begin, end), none of which crosses a share's end.
+  // Calls part(begin, count, whole) for the pieces of [begin, end), none of which crosses a share's end. `whole`: elements
+  // at the beginning of the piece that lie in pairs of vectors.
   template <class Part>
   void visit(std::size_t begin, std::size_t end, Part part) const {
     while (begin < end) {
@@ -95,7 +96,7 @@ class Shares {
   std::size_t count_, unit_, each_;
 };
 
-// Calls part(first byte, elements, elements of them in whole vectors) for the pieces of PyTorch's shares.
+// Calls part(first byte, elements, whole) for the pieces of PyTorch's shares; `whole` as in Shares::visit().
 template <class Part>
 void in_shares(std::uint32_t type, std::size_t count, std::size_t unit, unsigned threads, Part part) {
   const std::size_t size = size_of(static_cast<Float>(type));
@@ -135,7 +136,7 @@ void in_rows(std::size_t rows, std::size_t width, unsigned threads, Part part) {
 
 std::size_t inner_size(std::uint32_t type) { return static_cast<Float>(type) == Float::f64 ? 8 : 4; }
 
-// Advances an address by some rows; null stays null.
+// Advances an address by `bytes`; null stays null.
 template <class T = void>
 T* on(Address address, std::size_t bytes) {
   return address == 0 ? nullptr : at<T>(address + bytes);
@@ -168,7 +169,7 @@ void rms_norm_backward(std::uint32_t type, const std::array<Address, 8>& memory,
 
 void bit_product(Address a, std::size_t planes_a, Address b, std::size_t planes_b, std::size_t rows, std::size_t panels,
                  std::size_t words, Address out, unsigned threads) {
-  constexpr std::size_t kRows = 64;  // their planes stay in the cache beside a panel
+  constexpr std::size_t kRows = 64;  // rows of a part: their planes and a panel of b fit in the cache
   const auto kernel = kernels().bit_product;
   const nb::gil_scoped_release release;
   worker_pool::share(threads, (rows + kRows - 1) / kRows, [&](std::size_t i) {
@@ -201,14 +202,14 @@ void bind(nb::module_ m) {
       "Kernels of the operators of fireflyer.nn, on addresses. `type`: 0 float32, 1 float64, 2 float16, 3 bfloat16.";
   m.def("forward", &forward, "activation"_a, "type"_a, "x"_a, "y"_a, "bits"_a, "count"_a, "slope"_a, "threads"_a,
         "Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient "
-        "passes. `bits`: a multiple of 8 bytes.");
+        "passes. `bits`: address of memory whose size is a multiple of 8 bytes.");
   m.def("backward", &backward, "leaking"_a, "type"_a, "g"_a, "bits"_a, "dx"_a, "count"_a, "slope"_a, "threads"_a,
         "Writes the gradient where its bit is set; elsewhere 0 or, if `leaking`, the gradient times `slope`.");
   m.def("dropout", &dropout, "type"_a, "x"_a, "y"_a, "count"_a, "seed"_a, "threshold"_a, "scale"_a, "threads"_a,
         "Multiplies by 0 where the hash of the seed and the element's number is below `threshold`, elsewhere by "
         "`scale`.");
   m.def("swiglu", &swiglu, "type"_a, "gate"_a, "up"_a, "y"_a, "count"_a, "unit"_a, "threads"_a,
-        "Computes silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.");
+        "Computes silu(gate) * up. Not for float64. `unit`: number of elements in two of torch's SIMD vectors.");
   m.def("swiglu_backward", &swiglu_backward, "type"_a, "g"_a, "gate"_a, "up"_a, "d_gate"_a, "d_up"_a, "count"_a,
         "unit"_a, "threads"_a, "Computes the gradients of gate and up.");
   m.def("rms_norm", &rms_norm, "type"_a, "memory"_a, "rows"_a, "width"_a, "eps"_a, "threads"_a,
@@ -220,10 +221,10 @@ void bind(nb::module_ m) {
   m.def("bit_product", &bit_product, "a"_a, "planes_a"_a, "b"_a, "planes_b"_a, "rows"_a, "panels"_a, "words"_a, "out"_a,
         "threads"_a, "Product of bit planes (nn/kernels.hpp) to int32.");
   m.def("encode_places", &encode, "pooling"_a, "indices"_a, "planes"_a, "codes"_a, "threads"_a,
-        "Converts places of maxima in planes to places in their windows, of 2, 4 or 8 bits; `pooling`: see "
-        "nn/pool.hpp.");
+        "Converts positions of maxima in planes to positions in their pooling windows, coded in 2, 4 or 8 bits; "
+        "`pooling`: see nn/pool.hpp.");
   m.def("decode_places", &decode, "pooling"_a, "codes"_a, "planes"_a, "indices"_a, "threads"_a,
-        "Converts the codes of `encode_places` back to places in planes.");
+        "Converts the codes of `encode_places` to positions in planes.");
 }
 
 }  // namespace ff::nn

@@ -1,4 +1,4 @@
-// Products of bit planes: counts of ones in words of 64 bits, of eight rows of b side by side. Included by
+// Products of bit planes: count the ones in words of 64 bits, for the eight rows of a panel of b at a time. Included by
 // nn/kernels.inl, inside no namespace.
 #pragma once
 
@@ -40,7 +40,7 @@ inline Words sum_of_bytes(simd::U8 v) {
 #endif
 }
 
-constexpr std::size_t kRun = 31;  // a byte counts to 255: 31 words of at most 8 ones
+constexpr std::size_t kRun = 31;  // words whose ones a byte can count: 31 * 8 ones are at most 255
 
 // Sets found[r][p] to the number of ones in (row r of a) & (part p of the panel), lane by lane.
 template <std::size_t rows>

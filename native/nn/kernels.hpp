@@ -29,8 +29,9 @@ struct NormForward {
 };
 
 // Memory of an RMS norm's gradients. dh is the gradient of h, from `g` (gradient of y) and, unless null, `gh` (of h).
-// If `apart` is not null, it gets the summand that goes through the scale, and dh gets the other one. If `products` is
-// not null, it gets g * h * scale in the accumulators' type; the weight's gradient is their sum over the rows.
+// If `apart` is not null, `apart` gets the summand that goes through the scale, and dh gets the other summand. If
+// `products` is not null, it gets g * h * scale in the accumulators' type; their sum over the rows is the weight's
+// gradient.
 struct NormBackward {
   const void *h, *weight, *scales, *g, *gh;
   void *dh, *apart, *products;
@@ -50,7 +51,7 @@ struct Kernels {
                            std::uint32_t threshold, double scale);
   Dropout dropout[kFloats];
   // y = silu(gate) * up, silu rounded to the type. The first `whole` elements use the exponential of PyTorch's vectors,
-  // the others the C library's. The entry for f64 is null.
+  // the other elements use the C library's. The entry for f64 is null.
   using SwiGlu = void (*)(const void* gate, const void* up, void* y, std::size_t count, std::size_t whole);
   SwiGlu swiglu[kFloats];
   using SwiGluBackward = void (*)(const void* g, const void* gate, const void* up, void* d_gate, void* d_up,
@@ -69,7 +70,7 @@ struct Kernels {
   BitProduct bit_product;
 };
 
-inline constexpr std::size_t kPanel = 8;
+inline constexpr std::size_t kPanel = 8;  // rows of b in a panel
 
 // Returns the table of the instruction set in use (base/isa.hpp); throws what ff::isa() throws.
 const Kernels& kernels();

@@ -47,7 +47,7 @@ inline __attribute__((always_inline)) void map_step(const char* x, char* y, std:
   for (std::size_t j = 0; j < T::kRaw; ++j) simd::store(y + j * simd::kWidth, raw[j]);
 }
 
-// Does so for `count` elements. The last ones go through a buffer of a whole step.
+// Applies map_step to `count` elements. Elements after the last whole step go through a buffer of a step.
 template <class T, class Each>
 inline __attribute__((always_inline)) void map(const void* from, void* to, std::size_t count, Each each) {
   const char* x = static_cast<const char*>(from);
@@ -133,7 +133,8 @@ void backward(const void* g, const std::uint8_t* bits, void* dx, std::size_t cou
   });
 }
 
-// Sets `found` to zero for dropped elements and to `scale` for others. A draw serves one vector, or two of doubles.
+// Sets `found` to zero for dropped elements and to `scale` for the other elements. One draw of random numbers serves one
+// vector, or two vectors of doubles.
 inline void factors(simd::Noise& noise, std::uint32_t threshold, F32 scale, F32 (&found)[kVectors]) {
   for (auto& part : found) {
     part = noise.next() < splat<simd::U32>(threshold) ? F32{} : scale;

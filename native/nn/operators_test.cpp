@@ -96,7 +96,7 @@ void product(const Kernels& table) {
   }
 }
 
-// Random bytes that are no NaN in any type: the second highest bit is 0.
+// Random bytes that are no NaN in any type: the second highest bit of each element is 0.
 Bytes finite(std::size_t count, std::size_t size) {
   std::mt19937 random(3);
   Bytes found(count * size);
@@ -127,7 +127,7 @@ void same_bytes(const Kernels& one, const Kernels& other) {
   }
 }
 
-// Rows of kWidth elements: y, h, scales, then the gradients, of one type.
+// Returns the bytes of all outputs of an RMS norm and of its gradients, for one type.
 Bytes norm_bytes(const Kernels& table, std::size_t type, const Bytes& x, const Bytes& residual) {
   constexpr std::size_t kRows = 3, kWidth = 1103;
   const std::size_t size = size_of(static_cast<Float>(type)), inner = size < 4 ? 4 : size;
@@ -157,7 +157,8 @@ Bytes small(std::size_t count, std::size_t type, unsigned seed) {
     const float narrow = static_cast<float>(wide);
     if (size == 8) std::memcpy(&found[i * 8], &wide, 8);
     if (size == 4) std::memcpy(&found[i * 4], &narrow, 4);
-    // The upper half of a float32 is a bfloat16, and as a float16 a number below 2 or so once its exponent is cut.
+    // The upper half of a float32 is a bfloat16. Read as a float16 with the top bit of the exponent cleared, it is a
+    // number below 2.
     const unsigned mask = type == 2 ? 0xBFFF : 0xFFFF;
     const auto half = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(narrow) >> 16 & mask);
     if (size == 2) std::memcpy(&found[i * 2], &half, 2);
@@ -192,7 +193,7 @@ void norm_of_known_rows(const Kernels& table) {
                         nullptr,  dh.data(),     nullptr,       products.data()};
   table.rms_norm_backward[0](to, 1, 4);
   CHECK(std::abs(products[1] - 4 * scales[0]) < 1e-6f);
-  // The norm does not change with the row's length, so the gradient is orthogonal to the row.
+  // The result does not change if the row is multiplied by a factor, so the gradient is orthogonal to the row.
   CHECK(std::abs(dh[0] * 3 + dh[1] * 4 + dh[2] * 3 + dh[3] * 4) < 1e-5f);
 }
 

@@ -7,7 +7,8 @@
 namespace ff::nn {
 namespace {
 
-// Calls each(place in the output plane, first row of its window, first column) in order; both may be negative.
+// Calls each(place in the output plane, first row of its window, first column of its window), in order of places. The
+// row and the column may be negative.
 template <class Each>
 void for_windows(const Pooling& pooling, Each each) {
   std::int64_t place = 0;

@@ -1,5 +1,5 @@
-// Places of maxima inside their windows, in 2, 4 or 8 bits. Pure functions on memory; they share the work among the
-// process's pool of threads.
+// Max pooling: codes of 2, 4 or 8 bits for the place of each maximum inside its window. Pure functions on memory; they
+// share the work among the process's pool of threads.
 #pragma once
 
 #include <cstddef>

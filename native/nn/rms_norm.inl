@@ -6,8 +6,8 @@
 namespace ff::nn {
 namespace {
 
-// The sum of a row in the order of PyTorch 2's reduction over the last dimension: four vectors of 32 bytes side by
-// side, whose partial sums are carried to the next of four levels after `step` groups.
+// The sum of a row in the order of PyTorch 2's reduction over the last dimension. A group is four vectors of 32 bytes,
+// added side by side. After every 2^power_ groups the partial sums are carried to the next of four levels.
 template <class S>
 class RowSum {
  public:
@@ -71,7 +71,7 @@ class RowSum {
     }
   }
 
-  // Rows shorter than a vector: four elements side by side.
+  // Sums a row shorter than a vector, four elements side by side.
   S narrow() const {
     S part[4] = {};
     std::size_t i = 0;
@@ -87,8 +87,8 @@ class RowSum {
   Part sums_[kLevels][kParts] = {};
 };
 
-// Calls each(i, n, term) for every step of a row; `each` sets `term` from the n elements from i on. Returns the sum of
-// all terms.
+// Calls each(i, n, term) for every step of a row; `each` sets `term` from element i on, where at least n elements are
+// left. Returns the sum of all terms.
 template <class T, class Each>
 inline __attribute__((always_inline)) typename T::Scalar sum_of(std::size_t width, Each each) {
   using S = typename T::Scalar;

@@ -1,4 +1,4 @@
-// Steps of elements that may end before a whole one, and the type's rounding in between. Included by kernels.inl.
+// Reads, rounds and writes steps of elements, also a last step with fewer elements. Included by kernels.inl.
 #pragma once
 
 #include "simd/elements.inl"
@@ -31,7 +31,7 @@ inline __attribute__((always_inline)) void settle(typename T::Vec (&v)[kVectors]
   }
 }
 
-// Reads the first `n` elements of a step; the others are 0.
+// Reads the first `n` elements of a step; sets the other elements to 0.
 template <class T>
 inline __attribute__((always_inline)) void read(const char* p, std::size_t n, typename T::Vec (&v)[kVectors]) {
   if (__builtin_expect(n >= T::step, 1)) return T::read(p, v);

@@ -3,7 +3,7 @@
 //
 // codec   wire                                  |decoded - x| at most, for finite x, rounding to nearest
 // none    the values as they are, of any DType  0
-// fp32    f32                                   0 (with a residual: that of the f32 addition)
+// fp32    f32                                   0 (with a residual: the error of the f32 addition)
 // bf16    bf16                                  2^-8 |x|, below 2^-126: 2^-134
 // fp16    f16                                   2^-11 |x|, below 2^-14: 2^-25; from 65520 on: infinity
 // int8    blocks of 256 values (the last may    absmax/254 (1 + 2^-14) with the block's absmax; blocks with an

@@ -29,7 +29,7 @@ constexpr Codec kLossy[] = {Codec::bf16, Codec::fp16, Codec::int8};
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 constexpr std::size_t kBlock = 256;
 
-// FNV-1a over all written bytes: the instruction sets compare theirs at the end.
+// FNV-1a over all written bytes; main() compares the digests of all instruction sets.
 std::uint64_t digest = 0xCBF29CE484222325u;
 
 void note(const void* data, std::size_t bytes) {
@@ -171,7 +171,7 @@ void int8_blocks() {
   CHECK(std::memcmp(small.data() + 4, expected, 5) == 0);
 }
 
-// Results lie within a step of x and of each other, so they are its two neighbours; the mean over seeds is x.
+// Results lie within a step of x and of each other, so they are the two neighbours of x; the mean over seeds is x.
 void stochastic() {
   constexpr std::size_t kSeeds = 2000;
   std::vector<float> x = random_values(300, 7, 2.0);
@@ -204,7 +204,7 @@ void stochastic() {
   }
 }
 
-// The random bits depend on the element's number: a shorter call gives a prefix; elements and seeds differ.
+// The random bits depend on the element's number and the seed: a shorter call gives a prefix of the same bits.
 void stochastic_bits() {
   const std::vector<float> x(6000, 1 + 0x1p-12f);
   const std::vector<float> prefix(x.begin(), x.begin() + 2500);
@@ -248,7 +248,7 @@ void error_feedback() {
       }
     }
   }
-  // A value that does not arrive finite leaves no residual.
+  // A value that is not finite once decoded leaves no residual.
   const Bytes bad = from_floats(DType::f32, {INFINITY, NAN, 1e30f, 1 + 0x1p-12f});
   std::vector<float> residual(4);
   encoded(Codec::fp16, DType::f32, bad, residual.data(), 0);

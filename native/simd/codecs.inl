@@ -43,8 +43,8 @@ inline std::uint32_t largest(const float* x, std::size_t count) {
   return static_cast<std::uint32_t>(result);
 }
 
-// Returns the scale of a block: absmax / 127, rounded so that 127 * scale is finite. Returns 0 for an absmax below
-// f32's normal numbers, NaN for one that is not finite.
+// Returns the scale of a block: absmax / 127, rounded so that 127 * scale is finite. Returns 0 if the scale would be below
+// f32's normal numbers, NaN if absmax is not finite.
 inline float scale_of(std::uint32_t absmax) {
   if (absmax >= 0x7F800000u) return __builtin_nanf("");
   const float scale = load<float>(&absmax) * 0x1.020408p-7f;
@@ -74,7 +74,7 @@ void encode_int8(const float* x, std::size_t count, std::uint64_t seed, std::uin
       U32 q[kVectors];
       for (std::size_t k = 0; k < kVectors; ++k) {
         const F32 v = load<F32>(x + i + j + k * kLanes);
-        const F32 t = (scale > 0 ? v : F32{}) * inverse;  // no infinity may meet the 0
+        const F32 t = (scale > 0 ? v : F32{}) * inverse;  // infinity times an `inverse` of 0 would be NaN
         q[k] = seed == 0 ? nearest(t) : dithered(t, noise.next());
       }
       const U8 bytes = pack(pack(q[0], q[1]), pack(q[2], q[3]));

@@ -1,4 +1,4 @@
-// Element types in memory. Each says how kVectors accumulators are read from storage and rounded back to it:
+// Element types in memory. Each type defines how kVectors accumulators are read from storage and rounded back to it:
 //   size           bytes of an element
 //   Vec            accumulators, kVectors of them a step; `step` elements in all
 //   read(p, v)     step elements at p, widened
@@ -119,7 +119,7 @@ struct Float16 : Short<std::uint16_t> {
   }
 };
 
-// Rounds an f32 to `mantissa` bits below the leading one, but no finer than the step of the smallest normal number,
+// Rounds an f32 to `mantissa` bits below the leading bit, but no finer than the step of the smallest normal number,
 // 2^least. Adding a power of two whose last bit is that step rounds the sum to the step, to nearest even.
 // REQUIRES: a >= 0, and a < 2^100 or NaN.
 template <int mantissa, int least>

@@ -17,8 +17,8 @@ namespace ff::simd {
 //   min, max: the earlier source wins between equal values (so +0 and -0 keep their order); NaN beats all.
 //   NaN: a result that is NaN is stored as the positive quiet NaN without payload (f64 0x7FF8000000000000,
 //   f32 0x7FC00000, bf16 0x7FC0, f16 0x7E00, f8 0x7F), whatever sign and payload the inputs had.
-//   Overflow: infinity; f8e4m3, which has none: its largest number, 448, with the sign (infinity also), as PyTorch
-//   2.13 converts.
+//   Overflow: gives infinity. f8e4m3 has no infinity: overflow, and an infinite value, give its largest number, 448,
+//   with the sign, as PyTorch 2.13 converts.
 // With these rules all instruction sets give the same bits for all inputs.
 // REQUIRES: srcs >= 1. A dst may be one of the srcs (in place); otherwise ranges must not overlap. No alignment.
 using ReduceFn = void (*)(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,

@@ -69,7 +69,7 @@ struct Xor {
 };
 
 // Distance in bytes at which sources are prefetched. Without prefetching, types that take more instructions a byte keep
-// too few cache misses in flight. It reads bf16 from memory a third faster, and costs nothing in cache.
+// too few cache misses in flight. Prefetching makes bf16 in memory a third faster, and costs nothing for data in cache.
 constexpr std::size_t kAhead = 2048;
 
 inline void ask_ahead(const char* p, std::size_t bytes) {
@@ -151,7 +151,7 @@ constexpr void add_floating(Kernels& table, DType dtype) {
   row[at(Op::max)] = reduce<Max, T>;
 }
 
-// Sums and products wrap alike for both signs; only unsigned ones may wrap in C++.
+// Wrapped sums and products have the same bits for signed and unsigned types, but C++ defines only unsigned overflow.
 template <class T, class Unsigned>
 constexpr void add_integer(Kernels& table, DType dtype) {
   ReduceFn(&row)[kOps + 1] = table.reduce[at(dtype)];

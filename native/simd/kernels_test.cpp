@@ -36,7 +36,7 @@ T get(const unsigned char* p) {
   return value;
 }
 
-// Order of operands is kept, but equal values keep the first and NaN beats all.
+// Combines a and b in this order. For min and max, the first of two equal values wins, and NaN beats all.
 template <class F>
 std::optional<F> combine_floats(Op op, F a, F b) {
   const F nan = std::numeric_limits<F>::quiet_NaN();
@@ -249,7 +249,8 @@ std::vector<To> convert(ReduceFn kernel, const std::vector<From>& from) {
   return to;
 }
 
-// All codes to f32; and back: every code, the midpoint of each two, the floats next to it, and random floats.
+// Converts all codes to f32. Converts to codes: the value of every code, the midpoint of each two neighbours, the floats
+// next to the midpoint, and random floats.
 template <class Code>
 void every_code(DType dtype) {
   const reference::Short& type = short_of(dtype);

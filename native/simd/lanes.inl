@@ -34,7 +34,7 @@ using U16 = Vector<std::uint16_t>;
 using U8 = Vector<std::uint8_t>;
 using Half16 = Vector<std::uint16_t, kWidth / 2>;   // as many 16-bit lanes as F32 has
 using Half8 = Vector<std::uint8_t, kWidth / 2>;     // as many 8-bit lanes as U16 has
-using Quarter8s = Vector<std::int8_t, kWidth / 4>;  // as many signed ones as F32 has
+using Quarter8s = Vector<std::int8_t, kWidth / 4>;  // as many signed 8-bit lanes as F32 has
 constexpr std::size_t kLanes = sizeof(F32) / sizeof(float);
 
 template <class V>
@@ -76,7 +76,7 @@ inline F32 fused(F32 a, F32 b, F32 c) {
 #endif
 }
 
-// Rounds to the nearest integer, ties to even. Returns the smallest integer for values that have none.
+// Rounds to the nearest integer, ties to even. Returns the smallest integer for NaN and for values out of range.
 inline I32 to_integer(F32 v) {
 #if defined(__AVX512BW__)
   return as<I32>(_mm512_maskz_cvtps_epi32(0xFFFF, v));
@@ -95,7 +95,7 @@ inline Half16 high_half(U16 v) { return load<Half16>(reinterpret_cast<const char
 // The zero-masked forms with all lanes on: the plain ones make GCC 12 warn of an uninitialized value.
 constexpr __mmask16 kAll = 0xFFFF;
 
-// Each lane widened.
+// Widens each lane.
 inline U32 wide(Half16 v) { return as<U32>(_mm512_maskz_cvtepu16_epi32(kAll, as<__m256i>(v))); }
 inline U16 wide(Half8 v) { return as<U16>(_mm512_maskz_cvtepu8_epi16(~0u, as<__m256i>(v))); }
 inline I32 wide(Quarter8s v) { return as<I32>(_mm512_maskz_cvtepi8_epi32(kAll, as<__m128i>(v))); }
@@ -109,7 +109,7 @@ inline bool any_nan(F64 a, F64 b, F64 c, F64 d) {
 inline U16 join(Half16 low, Half16 high) {
   return as<U16>(_mm512_maskz_inserti64x4(0xFF, _mm512_castsi256_si512(as<__m256i>(low)), as<__m256i>(high), 1));
 }
-// Lanes of two vectors, low halves only, in order: each lane's value must fit.
+// Returns the low halves of the lanes of both vectors, in order. REQUIRES: each value fits.
 inline U16 pack(U32 low, U32 high) {
   return join(as<Half16>(_mm512_maskz_cvtepi32_epi16(kAll, as<__m512i>(low))),
               as<Half16>(_mm512_maskz_cvtepi32_epi16(kAll, as<__m512i>(high))));
@@ -125,7 +125,7 @@ inline Half16 float_to_half(F32 v) {
 
 #elif defined(__AVX2__)
 
-// Each lane widened.
+// Widens each lane.
 inline U32 wide(Half16 v) { return as<U32>(_mm256_cvtepu16_epi32(as<__m128i>(v))); }
 inline U16 wide(Half8 v) { return as<U16>(_mm256_cvtepu8_epi16(as<__m128i>(v))); }
 inline I32 wide(Quarter8s v) { return as<I32>(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, load<std::int64_t>(&v)))); }
@@ -139,7 +139,7 @@ inline bool any_nan(F64 a, F64 b, F64 c, F64 d) {
 inline U16 join(Half16 low, Half16 high) {
   return as<U16>(_mm256_inserti128_si256(_mm256_castsi128_si256(as<__m128i>(low)), as<__m128i>(high), 1));
 }
-// Lanes of two vectors, low halves only, in order: each lane's value must fit.
+// Returns the low halves of the lanes of both vectors, in order. REQUIRES: each value fits.
 inline U16 pack(U32 low, U32 high) {
   const __m256i mixed = _mm256_packus_epi32(as<__m256i>(low), as<__m256i>(high));
   return as<U16>(_mm256_permute4x64_epi64(mixed, 0xD8));
@@ -155,11 +155,11 @@ inline Half16 float_to_half(F32 v) {
 
 #else
 
-// Each lane widened.
+// Widens each lane.
 inline U32 wide(Half16 v) { return __builtin_convertvector(v, U32); }
 inline U16 wide(Half8 v) { return __builtin_convertvector(v, U16); }
 inline I32 wide(Quarter8s v) {
-  using Half16s = Vector<std::int16_t, kWidth / 2>;  // GCC has no one step over two sizes
+  using Half16s = Vector<std::int16_t, kWidth / 2>;  // GCC cannot convert from 8 to 32 bits in one step
   return __builtin_convertvector(__builtin_convertvector(v, Half16s), I32);
 }
 
@@ -173,15 +173,15 @@ inline U16 join(Half16 low, Half16 high) {
   using U64 = Vector<std::uint64_t>;
   return as<U16>(U64{load<std::uint64_t>(&low), load<std::uint64_t>(&high)});
 }
-// Lanes of two vectors, low halves only, in order: each lane's value must fit. SSE2 packs with signed saturation, so
-// the words are made signed first.
+// Returns the low halves of the lanes of both vectors, in order. REQUIRES: each value fits. SSE2 packs with signed
+// saturation, so the low halves are sign-extended first.
 inline U16 pack(U32 low, U32 high) {
   return as<U16>(_mm_packs_epi32(as<__m128i>(as<I32>(low << 16) >> 16), as<__m128i>(as<I32>(high << 16) >> 16)));
 }
 inline U8 pack(U16 low, U16 high) { return as<U8>(_mm_packus_epi16(as<__m128i>(low), as<__m128i>(high))); }
 
-// An f16 has 5 exponent bits of bias 15 and 10 mantissa bits. Shifted up by 13, its fields are in the places of an
-// f32's, and the exponent needs 112 more. A denormal's exponent needs 113 more; its implicit bit is then subtracted.
+// An f16 has 5 exponent bits of bias 15 and 10 mantissa bits. Shifted up by 13, its fields are where an f32 has its
+// fields, and the exponent needs 112 more. A denormal's exponent needs 113 more; its implicit bit is then subtracted.
 inline F32 half_to_float(Half16 v) {
   const U32 u = wide(v);
   const U32 field = (u & 0x7FFFu) << 13;

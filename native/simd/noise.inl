@@ -1,4 +1,4 @@
-// Random bits by an element's number. Kernels of all instruction sets draw the same bits.
+// Random bits that depend on a seed and an element's number. Kernels of all instruction sets draw the same bits.
 #pragma once
 
 #include "simd/lanes.inl"

@@ -15,13 +15,14 @@ namespace ff::simd::reference {
 
 struct Format {
   int exponent_bits, mantissa_bits;
-  bool infinity;        // the highest exponent means infinity or NaN; else only its last number is NaN
+  // True: the codes of the highest exponent are infinity and NaN. False: they are numbers, but the last code is NaN.
+  bool infinity;
   std::uint32_t quiet;  // the code of a stored NaN
 
   int bits() const { return 1 + exponent_bits + mantissa_bits; }
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
 
-  // Returns the value that a code's fields give, without its sign and without a meaning for special codes.
+  // Returns the value that a code's fields give, without the sign. Treats codes of infinity and NaN like those of numbers.
   double plain(std::uint32_t code) const {
     const auto exponent = static_cast<int>(code >> mantissa_bits);
     const double fraction = std::ldexp(code & ((1u << mantissa_bits) - 1), -mantissa_bits);

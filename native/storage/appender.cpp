@@ -19,8 +19,8 @@ namespace ff::storage {
 namespace {
 
 constexpr unsigned kThreads = 4;
-constexpr std::uint64_t kWriteBack = std::uint64_t{16} << 20;
-constexpr std::uint64_t kFirstReserve = std::uint64_t{4} << 20;
+constexpr std::uint64_t kWriteBack = std::uint64_t{16} << 20;  // bytes in the page cache for which writeback is started
+constexpr std::uint64_t kFirstReserve = std::uint64_t{4} << 20;  // least and most bytes that reserve() allocates ahead
 constexpr std::uint64_t kMostReserve = std::uint64_t{1} << 30;
 
 [[noreturn]] void raise(const char* what, int error = errno) {
@@ -112,7 +112,7 @@ void Appender::append(const char* data, std::size_t bytes) {
       if (slot.block == nullptr) {
         void* const at = ::mmap(nullptr, kRequest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
-        // If a forked child shared the page during a disk's read, copy-on-write would give its next writer a copy.
+        // If a forked child shared a page while the disk reads from it, the next write to the page would go to a copy.
         ::madvise(at, kRequest, MADV_DONTFORK);
         slot.block = static_cast<char*>(at);
       }

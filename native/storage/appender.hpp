@@ -1,6 +1,6 @@
-// Writes one new file sequentially: past the page cache if the file system allows it, with several requests in flight,
-// straight from the caller's memory if that and the position are aligned. A file in memory (tmpfs) is written the same
-// way, so that copying overlaps with the caller's next step.
+// Writes one new file sequentially: with O_DIRECT if the file system allows it, and with several requests in flight. A
+// request writes straight from the caller's memory if address and file position are aligned. A file in memory (tmpfs) is
+// written in the same way, so that copying overlaps with the caller's next step.
 //
 //   append(a) append(b)          requests of 1 MiB   [a0][a1][a2]   in flight, from a's memory
 //                                own block           [a's rest, b's begin ...]  when full: a request, too
@@ -20,9 +20,9 @@
 
 namespace ff::storage {
 
-// Returns a queue for `entries` requests; for tests to replace.
+// Makes a queue for `entries` requests. Tests pass their own.
 using MakeQueue = std::function<std::unique_ptr<IoQueue>(unsigned entries)>;
-// Returns a ring, or threads if the kernel forbids rings.
+// Returns an io_uring, or a queue of threads if the kernel forbids io_uring.
 std::unique_ptr<IoQueue> make_queue(unsigned entries);
 
 class Appender {
@@ -34,7 +34,7 @@ class Appender {
   // `fd` is an empty file without other writers; the caller owns it. `size`: number of bytes that will be appended, if
   // known; the constructor then detects a full disk.
   explicit Appender(int fd, std::uint64_t size = 0, const MakeQueue& make = make_queue);
-  ~Appender();  // waits for requests
+  ~Appender();  // waits for the requests in flight
   Appender(const Appender&) = delete;
   Appender& operator=(const Appender&) = delete;
 
@@ -51,7 +51,7 @@ class Appender {
     std::size_t bytes = 0;
     std::uint64_t offset = 0;
     bool busy = false;
-    char* block = nullptr;  // its own memory, allocated at first use
+    char* block = nullptr;  // the slot's own memory, allocated at first use
   };
 
   void reserve(std::uint64_t end);
@@ -67,7 +67,7 @@ class Appender {
   std::unique_ptr<IoQueue> queue_;  // null: a disk whose file system needs the page cache
   std::vector<Slot> slots_;
   int filling_ = -1;            // the slot whose block is being filled
-  std::size_t filled_ = 0;      // bytes in it
+  std::size_t filled_ = 0;      // bytes in that block
   std::uint64_t position_ = 0;  // offset of the next request
   std::uint64_t started_ = 0;   // end of the range for which writeback was started
   std::uint64_t allocated_ = 0;

@@ -1,5 +1,5 @@
-// A file equals the appended bytes, for all lengths, alignments, queues and queue faults. Errors keep their number. No
-// request is in flight after the appender's destruction.
+// A file equals the appended bytes, for all lengths, alignments, queues and queue faults. Errors have the errno of the
+// failed request. No request is in flight after the appender's destruction.
 #include "storage/appender.hpp"
 
 #include <sys/mman.h>
@@ -64,7 +64,7 @@ void tails(const Pages& pages) {
   }
 }
 
-// Chunks of any length from memory at any address; a size that is known, unknown, wrong.
+// Chunks of any length from memory at any address; the size is unknown (0), too small or too large.
 void chunks(const Pages& pages, const std::string& directory) {
   unsigned seed = 0;
   for (const MakeQueue& make : kQueues) {
@@ -97,7 +97,7 @@ void small() {
   }
 }
 
-// Returns the number of the error that ends appending, 0 if none.
+// Returns the errno that ends appending, 0 without an error.
 int error_of(const Pages& pages, const MakeQueue& make, std::uint64_t size) {
   const TemporaryFile file;
   try {

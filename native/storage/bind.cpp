@@ -36,8 +36,8 @@ using Crcs = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::dev
   throw nb::python_error();
 }
 
-// An Appender that keeps the Python objects alive whose memory it writes. The GIL guards only `kept_`, so one thread at
-// a time may call it.
+// An Appender that keeps the Python objects alive whose memory it writes. The GIL guards only `kept_`, so only one thread
+// at a time may call the methods.
 class Writer {
  public:
   Writer(int fd, std::uint64_t size) {
@@ -69,7 +69,7 @@ class Writer {
  private:
   struct Kept {
     Py_buffer view;
-    std::uint64_t end;  // in the file
+    std::uint64_t end;  // offset in the file after the last byte of `view`
   };
 
   Appender& open() const {
@@ -123,10 +123,10 @@ void read(const std::vector<std::string>& paths, const Rows& rows, const Crcs& c
 }  // namespace
 
 void bind(nb::module_ m) {
-  m.doc() = "Files at the speed of the disk: appending past the page cache, reading with checksums.";
+  m.doc() = "Files at the speed of the disk: appending with O_DIRECT, reading with checksums.";
   nb::class_<Writer>(m, "Writer",
-                     "Writes one new file sequentially, past the page cache where that is possible. Several requests "
-                     "are in flight, also between the calls. Errors are OSError; then only close() may be called.")
+                     "Writes one new file sequentially, with O_DIRECT where possible. Several requests are in flight, "
+                     "also between the calls. Errors are OSError; after one, only close() may be called.")
       .def(nb::init<int, std::uint64_t>(), "fd"_a, "size"_a = 0,
            "`fd`: an empty file that the caller owns and keeps open until close(). `size`: number of bytes that will "
            "be appended, if known; a full disk is then detected here.")

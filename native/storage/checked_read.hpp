@@ -43,7 +43,7 @@ class SegmentError : public Error {
 
 struct ReadOptions {
   unsigned threads = 0;  // 0: one per core, at most worker_pool::kMost
-  bool direct = true;    // allows reads past the page cache
+  bool direct = true;    // allows reads with O_DIRECT
   // The disk may write to the targets. REQUIRES: they are shared memory, or the process does not fork meanwhile, because
   // copy-on-write could move a page away.
   bool in_place = false;

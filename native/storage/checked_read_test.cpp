@@ -70,7 +70,7 @@ void arrives(const TemporaryFile& file, const std::vector<char>& bytes) {
   unsigned seed = 0;
   for (const MakeQueue& make : {MakeQueue(ff::storage::make_queue), MakeQueue(threads), MakeQueue(rough)}) {
     for (const unsigned count : {0u, 1u, 4u}) {
-      if (FF_THREAD_SANITIZER && count == 0) continue;  // as many threads as cores
+      if (FF_THREAD_SANITIZER && count == 0) continue;  // 0 is as many threads as cores, too many here
       for (const bool direct : {true, false}) {
         for (const bool cold : {true, false}) {
           if (cold) forget(file);
@@ -83,7 +83,7 @@ void arrives(const TemporaryFile& file, const std::vector<char>& bytes) {
   }
 }
 
-// Returns the reported segment and its code; -1 if none.
+// Returns the index of the segment that the error names, after a check of the error's code; -1 without an error.
 int blamed(const std::vector<std::string>& paths, const std::vector<Segment>& segments, const ReadOptions& options,
            ff::Code code) {
   try {
@@ -106,7 +106,7 @@ std::vector<Segment> tiled(const std::vector<char>& bytes, std::size_t size, std
   return segments;
 }
 
-// Pages of a file as segments that the disk may write to, up to a last one that is no multiple of a page.
+// Segments of whole pages, to whose targets the disk may write directly, and a last one that is no multiple of a page.
 void straight(const TemporaryFile& file, const std::vector<char>& bytes) {
   std::vector<char> memory(bytes.size() + 4096);
   char* const begin = memory.data() + (4096 - reinterpret_cast<std::uintptr_t>(memory.data()) % 4096) % 4096;
@@ -191,7 +191,7 @@ void cut_when_open(const std::vector<char>& bytes) {
 void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
   std::vector<char> target;
   auto segments = tiled(bytes, 1 << 20, target);
-  for (const int error : {EIO, EINVAL}) {  // even if the plain descriptor is refused
+  for (const int error : {EIO, EINVAL}) {  // EINVAL ends the read if a request without O_DIRECT is refused, too
     forget(file);
     const MakeQueue make = [&](unsigned entries) {
       return std::make_unique<ff::storage::RoughQueue>(entries, 2, error);
@@ -213,7 +213,7 @@ void errors(const TemporaryFile& file, const std::vector<char>& bytes) {
   ff::storage::read_checked({}, {});
 }
 
-// Beyond 2 and 4 GiB, in a mostly sparse file.
+// Segments across the offsets 2, 4 and 6 GiB, in a mostly sparse file.
 void far(const char* directory) {
   const TemporaryFile file(directory);
   std::vector<Segment> segments;
@@ -243,7 +243,7 @@ int main() {
     write_file(file, bytes);
     arrives(file, bytes);
     straight(file, bytes);
-    if (!FF_THREAD_SANITIZER) {  // other data, the same threading
+    if (!FF_THREAD_SANITIZER) {  // these tests use the same threads as those above, on other data
       damage(file, bytes);
       truncated(directory, bytes);
       far(directory);

@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kAlign = 4096;
 constexpr std::int64_t kGap = std::int64_t{32} << 10;  // a gap of at most this many bytes is read, not skipped
 constexpr std::int64_t kRequest = std::int64_t{1} << 20;
-constexpr std::int64_t kSumStep = std::int64_t{256} << 10;  // in the core's cache between checksum and copy
+constexpr std::int64_t kSumStep = std::int64_t{256} << 10;  // bytes that stay in the core's cache until they are copied
 constexpr std::size_t kBlock = static_cast<std::size_t>(kMostSegment + 2 * kAlign);
 constexpr unsigned kParts = static_cast<unsigned>((kMostSegment + 2 * kAlign + kRequest - 1) / kRequest);
 
@@ -76,11 +76,11 @@ class Reader {
  private:
   struct Slot {
     const Run* run = nullptr;
-    char* memory = nullptr;        // that the disk writes to: a block, or the segment's own place
-    std::int64_t begin = 0;        // of the block's first byte in the file
-    std::int64_t at[kParts] = {};  // next position of each part
-    std::int64_t stop[kParts] = {};
-    unsigned parts = 0;  // parts that have not arrived
+    char* memory = nullptr;          // memory that the disk writes to: a block, or the segment's target
+    std::int64_t begin = 0;          // offset in the file of the first byte in `memory`
+    std::int64_t at[kParts] = {};    // offset of the next read of each part
+    std::int64_t stop[kParts] = {};  // offset of the end of each part
+    unsigned parts = 0;              // parts that have not arrived
   };
 
   // Returns true if the disk can write the run directly to its place: the run is one segment of whole pages.
@@ -105,7 +105,7 @@ class Reader {
       slot.stop[slot.parts] = std::min(end, at + kRequest);
       start(number, slot.parts++);
     }
-    queue_->submit(0);  // before the next block is planned
+    queue_->submit(0);  // starts these reads before the next block is planned
   }
 
   void start(unsigned number, unsigned part) {
@@ -116,7 +116,7 @@ class Reader {
     ++in_flight_;
   }
 
-  // False: the part is incomplete and its read continues.
+  // Returns false if the part is incomplete and its read continues.
   bool arrived(unsigned number, unsigned part, std::int64_t result) {
     Slot& slot = slots_[number];
     SegmentFile& file = *first_of(slot).file;

@@ -1,6 +1,7 @@
 // The part of a checked read that bypasses the page cache.
 //
-// Thread contract: several threads may call `read_runs` on the same runs at once and share them by `next`.
+// Thread contract: several threads may call `read_runs` on the same runs at once. `next` is the index of the first run
+// that no thread has taken.
 #pragma once
 
 #include <atomic>
@@ -12,9 +13,9 @@
 
 namespace ff::storage {
 
-constexpr unsigned kBlocks = 7;  // total of all threads, of a little more than 4 MiB each
+constexpr unsigned kBlocks = 7;  // number of blocks of all threads together; a block has a little more than 4 MiB
 
-// Jobs [first, last) of one file that lie within kMostSegment bytes of it.
+// Jobs [first, last), which together span at most kMostSegment bytes of one file.
 struct Run {
   std::size_t first;
   std::size_t last;
@@ -22,11 +23,12 @@ struct Run {
   std::int64_t end;     // after the last byte
 };
 
-// REQUIRES: jobs sorted by file and place.
+// Groups jobs into runs. REQUIRES: jobs sorted by file and offset.
 std::vector<Run> runs_of(const std::vector<Job>& jobs);
 
-// Reads runs, from `next` on until none is left, through `blocks` blocks of memory or, if `in_place`,
-// straight to whole segments at aligned places. Throws SegmentError.
+// Takes runs from `next` on until none is left, and reads them with O_DIRECT. The bytes go through `blocks` blocks of
+// memory. If options.in_place, a run that is one segment of aligned whole pages goes directly to its target. Throws
+// SegmentError.
 void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
                unsigned blocks, const ReadOptions& options);
 

@@ -1,4 +1,4 @@
-// Shared by the tests of this folder: a temporary file, and a queue with faults.
+// Helpers of this folder's tests: a temporary file, and an I/O queue with faults.
 #pragma once
 
 #include <fcntl.h>
@@ -52,7 +52,8 @@ inline std::vector<char> random_bytes(std::size_t size, unsigned seed) {
   return bytes;
 }
 
-// Gives results in any order, some short, interrupted or, from request `refused_from` on, failed with `error`.
+// An I/O queue that completes requests in any order; some reads and writes are short or interrupted. If `error` is not
+// 0, all requests from number `refused_from` on fail with it.
 class RoughQueue final : public IoQueue {
  public:
   RoughQueue(unsigned entries, int refused_from, int error) : entries_(entries), left_(refused_from), error_(error) {}

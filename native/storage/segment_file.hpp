@@ -1,6 +1,7 @@
 // One file of a checked read, and the operations on one of its segments.
 //
-// Thread contract: all methods on any number of threads at once; the flags are hints that change how bytes are read.
+// Thread contract: all methods on any number of threads at once. The atomic flags are hints: they change how bytes are
+// read, not which bytes.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@ namespace ff::storage {
 
 class SegmentFile;
 
+// One segment to read.
 struct Job {
   const Segment* segment;
   SegmentFile* file;
@@ -37,10 +39,10 @@ class SegmentFile {
   // Copies a whole segment of a file in memory (tmpfs) to its place and computes its CRC. Returns false if that is
   // impossible; the caller then uses read(). If the file is truncated meanwhile, SIGBUS may end the process.
   bool copy(const Job& job, std::uint32_t& crc) const;
-  // Reads up to `most` bytes of a segment from its byte `at` on, to their place. Returns 0 only if not `wait` and the
-  // next byte is not in the page cache. Throws SegmentError.
+  // Reads up to `most` bytes of a segment, from byte `at` of the segment on, to the same position of its target. Returns
+  // 0 only if `wait` is false and the next byte is not in the page cache. Throws SegmentError.
   std::int64_t read(const Job& job, std::int64_t at, std::int64_t most, bool wait);
-  // Returns a descriptor for direct reads, or the plain one if the file system refuses that.
+  // Returns a descriptor opened with O_DIRECT, or the plain one if the file system refuses O_DIRECT.
   int direct();
   void refuse_direct() { refused_ = true; }
   int plain() const { return fd_; }
@@ -51,10 +53,10 @@ class SegmentFile {
   const std::string path_;
   int fd_;
   int direct_;
-  const char* mapped_ = nullptr;  // the file as of its opening, if it is in memory
-  std::int64_t size_ = 0;         // of the mapping
+  const char* mapped_ = nullptr;  // mapping of the file on tmpfs; nullptr for other files
+  std::int64_t size_ = 0;         // bytes of the mapping: the file's size when it was opened
   std::atomic<bool> refused_ = false;
-  std::atomic<bool> waits_ = false;  // the file system has no non-waiting reads
+  std::atomic<bool> waits_ = false;  // the file system does not support RWF_NOWAIT
 };
 
 }  // namespace ff::storage

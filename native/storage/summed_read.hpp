@@ -1,8 +1,8 @@
 // Reads ranges of files and computes the CRC32C of each, on several threads. A thread reads 256 KiB at a time and sums
 // them while they are in the core's cache.
 //
-// Uncached bytes are read by the kernel's own read-ahead, with a few ranges in flight. It fills large folios, which
-// later reads copy up to 1.5 times as fast as the single pages that POSIX_FADV_WILLNEED creates.
+// The kernel's read-ahead reads uncached bytes, with a few ranges in flight. The read-ahead fills large folios. Later
+// reads copy from these up to 1.5 times as fast as from the single pages that POSIX_FADV_WILLNEED creates.
 //
 // Thread contract: any thread, any number of calls at once. A call leaves nothing behind except threads of
 // base/process/worker_pool.hpp.
@@ -23,7 +23,8 @@ struct SummedRange {
 };
 
 // Fills the targets and returns the CRC32C of each range. Throws Error: corrupted if a file ends inside a range, storage
-// if it cannot be read, invalid for a range of no file; any of the memory may have been written to.
+// if it cannot be read, invalid if a range's `file` is not an index of `paths`. After an error any target may have been
+// written to.
 std::vector<std::uint32_t> read_summed(const std::vector<std::string>& paths, const std::vector<SummedRange>& ranges);
 
 }  // namespace ff::storage

@@ -26,7 +26,10 @@ def attribute(owner: str, name: str, renamed: Mapping[str, str]) -> Any:
 
 
 def argument(given: Mapping[str, Any], old: str, new: str, value: Any) -> Any:
-    """Returns the argument `old` if it is given, else `value`, which `new` has."""
+    """Returns the value of the deprecated argument `old` if the caller gave it, else `value`.
+
+    `value` is the value of the argument `new`.
+    """
     if old not in given:
         return value
     _warn(f"{old}=", f"{new}=", 4)
@@ -34,5 +37,5 @@ def argument(given: Mapping[str, Any], old: str, new: str, value: Any) -> Any:
 
 
 def _warn(old: str, new: str, level: int) -> None:
-    text = f"{old} is now {new}; the old name goes with the next release"
+    text = f"{old} is now {new}; the next release removes the old name"
     warnings.warn(text, DeprecationWarning, stacklevel=level)

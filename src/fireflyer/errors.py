@@ -11,7 +11,7 @@
     │   └── Stale              another process has replaced the caller, which must stop
     ├── StorageError           a read or write of stored bytes failed
     │   ├── Corrupted          bytes do not match their checksum or structure
-    │   │   └── CorruptedFile  the bytes are a file's; also an OSError with EIO
+    │   │   └── CorruptedFile  Corrupted for a file of fs3; also an OSError with EIO
     │   ├── NoSpace            disk, quota or memory is full; also an OSError with ENOSPC
     │   └── Unavailable        the store does not answer, or only with transient errors;
     │                          also an OSError with EIO
@@ -22,7 +22,7 @@
     ├── FileError              POSIX error of a file operation; also the matching Python OSError
     ├── KvError                the key-value store rejects or cannot serve a request
     │   ├── InvalidKey         a key is empty or too long; also a ValueError
-    │   └── SnapshotGone       a snapshot or a part of the change feed was collected
+    │   └── SnapshotGone       a snapshot or a part of the change feed was garbage-collected
     ├── CheckpointError        no usable checkpoint, or state that cannot be saved
     ├── DatasetError           the catalog rejects or cannot serve a request about a dataset
     │   ├── NoSuchDataset      the dataset or the version does not exist
@@ -297,7 +297,7 @@ class InvalidKey(KvError, ValueError):
 
 
 class SnapshotGone(KvError):
-    """A snapshot, or a part of the change feed, expired and was collected."""
+    """A snapshot, or a part of the change feed, expired and was garbage-collected."""
 
 
 class CheckpointError(FireflyerError):

@@ -55,7 +55,8 @@ class Finalizer:
 
 
 def later(callback: Callable[..., object], *args: Any) -> None:
-    """Queues a callback for the thread that `start` started; for a `__del__`. Takes no lock."""
+    """Queues a callback for the thread that `start` started. A `__del__` may call this function,
+    because it takes no lock."""
     _calls.put((callback, args))
 
 
@@ -83,7 +84,7 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
 def _do(callback: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         callback(*args)
-    except Exception:  # noqa: BLE001  # the other callbacks must run too
+    except Exception:  # noqa: BLE001  # the remaining callbacks must run, too
         get_logger("finalizer").exception("a finalizer failed")
 
 

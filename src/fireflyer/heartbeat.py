@@ -6,12 +6,13 @@ likes. The last record survives the death of the rank. `read` is for monitors. T
 
     4s magic  u32 number  f64 first beat  f64 last beat  f64 last save  i64 step  i64 saved step
     u64 n  STEPS x { i64 step  f64 seconds }  f64 loss  u32 number
-                                                        the n-th step is in slot n % STEPS
 
-Times are wall clock, seconds since 1970; 0 means never. A step of -1 means that no step was
-reported; a loss of NaN means that no loss was reported. Older records have the magic FFP1 and no
-loss. The writer sets the second number first and the first number last. A record that was read
-during a write therefore has two different numbers.
+`n` is the number of durations stored so far; duration i, from 0, is in slot i % STEPS. Times are
+wall clock, seconds since 1970; 0 means never. A step of -1 means that no step was reported; a loss
+of NaN means that no loss was reported. Older records have the magic FFP1 and no loss.
+
+Both fields `number` count the writes. The writer sets the second field first and the first field
+last. A record that was read during a write therefore has two different numbers.
 
 Importing this module in a rank also registers a SIGURG handler. The handler writes the rank's
 stacks to the file of FIREFLYER_STACKS. A process without a SIGURG handler ignores the signal.
@@ -150,7 +151,7 @@ class Writer:
             finally:
                 os.close(descriptor)
         except OSError:
-            self._failed = True  # a full disk must not end the rank; its log still shows progress
+            self._failed = True  # the rank continues; its log still shows progress
         return self._map
 
 

@@ -88,7 +88,7 @@ def in_one_line(act: Callable[[], int], arguments: Sequence[str] = ()) -> int:
 
     Args:
         act: parses and runs a command line.
-        arguments: the command line, which an error of its parser may find incomplete.
+        arguments: the command line, in which `--json` is looked for if it cannot be parsed.
     """
     global _json_mode, _json_written
     from typer.exceptions import Abort, TyperException
@@ -198,7 +198,7 @@ def need_directory() -> None:
 
 
 def user_directory() -> Path:
-    """Returns $HOME, or the user's directory in the password file if $HOME is no absolute path.
+    """Returns $HOME, or the user's directory in the password file if $HOME is not an absolute path.
 
     Raises:
         ConfigError: neither names a directory, for example because the user id has no entry.

@@ -12,7 +12,7 @@ def parse_size(text: str) -> int:
     """Returns the bytes of "64K", "16M", "1GiB" or "1000"; units are powers of 1024.
 
     Raises:
-        ValueError: the text is no size above zero.
+        ValueError: the text is not a size above zero.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) * _BYTES[(match[2] or "").upper()] if match else 0
@@ -27,7 +27,7 @@ def parse_bytes(text: str, option: str) -> int:
     """Parses a size like `parse_size`, for the value of a command-line option.
 
     Raises:
-        ConfigError: the text is no size above zero; the message names the option.
+        ConfigError: the text is not a size above zero; the message names the option.
     """
     try:
         return parse_size(text)

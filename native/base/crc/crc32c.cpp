@@ -52,7 +52,7 @@ class Shift {
   std::array<std::array<std::uint32_t, 256>, 4> tables_{};
 };
 
-constexpr std::size_t kLong = 1360, kShort = 168;  // bytes of each of three streams, in blocks of 4096 and of 512
+constexpr std::size_t kLong = 1360, kShort = 168;  // bytes of each of three streams: blocks of 4080 and 504 bytes
 constexpr Shift kShiftLong(kLong), kShiftShort(kShort), kShiftBlock(4096);
 
 std::uint32_t shift(std::uint32_t c, std::uint64_t bytes) {
@@ -83,9 +83,10 @@ FF_SSE42 inline std::uint64_t word(std::uint64_t c, const unsigned char* p) {
   return _mm_crc32_u64(c, value);
 }
 
-// The instruction has a latency of three cycles and a throughput of one a cycle: three streams run side by side and
-// shifts join them. The processor prefetches only one stream a page. For long pieces this function therefore prefetches
-// the next piece.
+// Continues the register `c` over three adjacent streams of `Bytes` bytes each. The CRC32 instruction has a latency of
+// three cycles and a throughput of one a cycle, so the streams run side by side, and `join` combines their registers.
+// The processor prefetches only one stream in each page. For long streams this function therefore prefetches the next
+// three.
 template <std::size_t Bytes>
 FF_SSE42 inline std::uint32_t three(std::uint32_t c, const unsigned char* p, const Shift& join) {
   std::uint64_t a = c, b = 0, d = 0;

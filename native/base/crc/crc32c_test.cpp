@@ -1,4 +1,4 @@
-// Vectors of RFC 3720 B.4, long pieces by tables and by instructions, combining and zeros.
+// Tests of crc32c: the vectors of RFC 3720 B.4, long inputs by tables and by instructions, combining, and zeros.
 #include "base/crc/crc32c.hpp"
 
 #include <array>
@@ -22,7 +22,7 @@ void vectors() {
   CHECK(ff::crc32c(7, bytes.data(), 0) == 7);
 }
 
-// Sizes beyond crc_fold_test.cpp: streams of several long pieces.
+// Sizes above 4096 bytes, the maximum of crc_fold_test.cpp: the instruction's variant needs several long blocks.
 void long_ones_agree() {
   std::mt19937_64 random(1);
   std::vector<unsigned char> bytes(20000);

@@ -1,5 +1,5 @@
-// Both CRCs, by tables and by each folding width of this processor: equal for every size up to 4096, at odd addresses,
-// from any register, in two pieces and combined. Also the width in use.
+// Tests that CRC32 and CRC32C by each folding width of this processor equal their results by tables: for every size up
+// to 4096, at odd addresses, from any register, in two pieces and combined. Also tests which width is in use.
 #include "base/crc/crc_fold.hpp"
 
 #include <sys/wait.h>
@@ -44,7 +44,7 @@ void every_size_and_address(By by, Tables tables) {
   const std::vector<unsigned char> bytes = random_bytes(kMost + 64);
   for (const std::size_t offset : kOffsets) {
     const unsigned char* const from = bytes.data() + offset;
-    std::uint32_t right = static_cast<std::uint32_t>(offset * 0x9E3779B9u);  // register 0 and others at the start
+    std::uint32_t right = static_cast<std::uint32_t>(offset * 0x9E3779B9u);  // start register; 0 at offset 0
     const std::uint32_t begin = right;
     for (std::size_t size = 0; size <= kMost; ++size) {
       for (const ff::CrcFold fold : folds()) CHECK(by(fold, begin, from, size) == right);
@@ -74,7 +74,8 @@ void combined() {
   }
 }
 
-// Returns the width that FIREFLYER_ISA=`forced` leads to, in a child process; 0 for an error that names it.
+// Returns the width that a child process with FIREFLYER_ISA=`forced` uses; 0 if the child gets the error that names
+// the invalid value.
 int width_with(const char* forced) {
   const pid_t child = fork();
   CHECK(child >= 0);

@@ -74,7 +74,7 @@ class Threads final : public IoQueue {
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;  // requests already begun are completed, because their memory is the caller's
+      if (waiting_.empty()) return;  // only after every submitted request, because requests use the caller's memory
       const IoRequest request = waiting_.front();
       waiting_.pop_front();
       lock.unlock();
@@ -89,8 +89,8 @@ class Threads final : public IoQueue {
 
   const unsigned generation_;
   const unsigned capacity_;
-  std::vector<IoRequest> added_;  // used only by the caller's thread, like all members below
-  std::mutex mutex_;
+  std::vector<IoRequest> added_;  // used only by the caller's thread
+  std::mutex mutex_;              // guards waiting_, results_ and ended_
   std::condition_variable wake_, arrived_;
   std::deque<IoRequest> waiting_;
   std::deque<IoResult> results_;

@@ -161,8 +161,8 @@ std::unique_ptr<IoQueue> make(unsigned entries, const Calls& calls) {
   io_uring_params params{};
   const int fd = calls.setup(entries, &params);
   if (fd < 0) return nullptr;
-  // Kernels before 5.6 have rings, but lack these reads and writes. Features that came with these operations tell such
-  // a kernel.
+  // Kernels before 5.6 have rings, but lack IORING_OP_READ and IORING_OP_WRITE. Such a kernel is recognized by the
+  // lack of features that came with these operations.
   const bool able = (params.features & IORING_FEAT_SINGLE_MMAP) != 0 && (params.features & IORING_FEAT_RW_CUR_POS) != 0;
   if (!able) {
     ::close(fd);

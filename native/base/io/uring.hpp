@@ -1,7 +1,7 @@
 // A kernel ring (io_uring) for reads and writes, by the raw system calls.
 //
-// Thread contract: one thread at a time, any thread. It belongs to the process that made it: a forked child has
-// neither its memory nor its descriptor (base/process/fork_guard.hpp), see own().
+// Thread contract: one thread at a time, any thread. A ring belongs to the process that made it: a forked child has
+// neither the ring's memory nor its descriptor (base/process/fork_guard.hpp), see own().
 #pragma once
 
 #include <functional>

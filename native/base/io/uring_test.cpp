@@ -80,8 +80,9 @@ void errors_of_reads(IoQueue& queue, int fd) {
   CHECK(queue.take(result) && result.bytes == -EBADF && !queue.take(result));
 }
 
-// Every other call is interrupted or refused for lack of memory; each remaining call takes one entry.
-void bad_weather(int fd) {
+// Every second call is interrupted, and some of the others are refused for lack of memory. Each remaining call takes
+// one entry.
+void interrupted_and_refused_calls(int fd) {
   const ff::uring::Calls& real = ff::uring::kernel();
   int calls = 0;
   ff::uring::Calls bad = real;
@@ -155,7 +156,7 @@ int main() {
   read_all(*queue, fd);
   write_all(*queue);
   errors_of_reads(*queue, fd);
-  bad_weather(fd);
+  interrupted_and_refused_calls(fd);
   fork_leaves_it(fd);
   ::close(fd);
   return 0;

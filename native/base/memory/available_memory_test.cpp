@@ -1,4 +1,5 @@
-// The result is the minimum of what the machine and the control groups leave; without their files there is no limit.
+// The result is the minimum of the memory that the machine and each control group leave. Without the kernel's files
+// that report this memory, there is no limit.
 #include "base/memory/available_memory.hpp"
 
 #include <cstdint>

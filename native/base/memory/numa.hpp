@@ -32,8 +32,8 @@ const Calls& kernel();
 
 // Returns the nodes with memory that this process may use, ascending; empty if the kernel reports no nodes.
 std::vector<int> nodes(const std::string& root = "/sys/devices/system/node", const Calls& calls = kernel());
-// Returns the node of the card behind a network interface, also behind a bond or VLAN; -1 if there is none or it is
-// unknown.
+// Returns the memory node of the card behind a network interface, also behind a bond or VLAN. Returns -1 if the
+// interface has no card, or the card's node is unknown.
 int node_of_interface(const std::string& name, const std::string& root = "/sys/class/net");
 
 // Sets the policy for pages created from now on. REQUIRES: `start` is page-aligned. Throws what throw_errno does.

@@ -35,7 +35,7 @@ struct Folder {
   }
 };
 
-// Calls of a kernel that allows these nodes, or refuses to tell them.
+// Calls of a kernel that reports `mask` as the allowed nodes, or that fails with `result`.
 ff::numa::Calls allowing(unsigned long mask, long result) {
   ff::numa::Calls calls;
   calls.get_mempolicy = [=](int*, unsigned long* out, unsigned long bits, void*, unsigned flags) {

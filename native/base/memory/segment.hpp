@@ -28,7 +28,7 @@ class Segment {
   int fd() const { return fd_; }
 
  private:
-  Segment(int fd, std::size_t size);  // maps
+  Segment(int fd, std::size_t size);  // maps `fd`, and closes it on an error
 
   int fd_ = -1;
   char* data_ = nullptr;

@@ -10,9 +10,11 @@ namespace ff {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kPage = 4096;  // smaller copies do not hurt the caches
-constexpr std::size_t kPages = 4;    // interleaved: the core prefetches in several pages at once, but not beyond one
-constexpr std::size_t kCompared = std::size_t{16} << 10;  // at a time: the copy finds the source in the L1 cache
+constexpr std::size_t kPage = 4096;  // copies below this size use memcpy: they displace little from the caches
+// Pages that are copied side by side: the processor prefetches in several pages at once, but never across the end of
+// a page.
+constexpr std::size_t kPages = 4;
+constexpr std::size_t kCompared = std::size_t{16} << 10;  // bytes compared at a time; a copy finds them in the L1 cache
 
 inline void stream_line(char* to, const char* from) {
   const auto* const source = reinterpret_cast<const __m128i*>(from);

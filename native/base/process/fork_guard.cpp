@@ -20,11 +20,11 @@ constexpr std::size_t kWords = (1u << 20) / kBits;
 // One bit per descriptor. The words are plain atomics, because the child's handler may neither lock nor allocate.
 std::atomic<std::uint64_t> words[kWords];
 std::atomic<std::size_t> words_used = 0;
-std::atomic<unsigned> born = 0;
+std::atomic<unsigned> forks = 0;
 int null_fd = -1;
 
 void close_in_child() {
-  born.fetch_add(1, std::memory_order_relaxed);
+  forks.fetch_add(1, std::memory_order_relaxed);
   for (std::size_t w = 0; w < words_used.load(std::memory_order_relaxed); ++w) {
     std::uint64_t bits = words[w].exchange(0, std::memory_order_relaxed);
     for (; bits != 0; bits &= bits - 1) {
@@ -71,7 +71,7 @@ void close(int fd) {
 
 unsigned generation() {
   prepare();
-  return born.load(std::memory_order_relaxed);
+  return forks.load(std::memory_order_relaxed);
 }
 
 }  // namespace ff::fork_guard

@@ -2,8 +2,8 @@
 // peer.
 //
 // Thread-safe. The first call registers the handler that runs in the child. The handler replaces each guarded
-// descriptor by one of /dev/null: its number stays taken, so code in the child that closes it closes nothing else. The
-// parent's connection stays open.
+// descriptor by a descriptor of /dev/null with the same number. So the number stays taken, and code in the child that
+// closes it closes nothing else. The parent's connection stays open.
 #pragma once
 
 #include <new>

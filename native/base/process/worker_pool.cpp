@@ -99,8 +99,8 @@ class Pool {
   unsigned started_ = 0;
 };
 
-// Returns this process's pool. A child abandons its parent's pool, whose lock a thread may hold that does not exist in
-// the child.
+// Returns this process's pool. A forked child abandons its parent's pool, because the lock may be held by a thread
+// that does not exist in the child.
 Pool& pool() {
   static std::atomic<Pool*> current = nullptr;
   const unsigned generation = fork_guard::generation();

@@ -15,8 +15,8 @@ constexpr unsigned kMost = 16;
 unsigned cores();
 
 // Calls part(0) .. part(parts - 1), each once, on the calling thread and up to `threads - 1` workers; returns when all
-// have ended. The caller alone can finish the work. An exception ends the work: parts that have not begun are skipped,
-// and the first exception is thrown here.
+// have ended. A call needs no free worker: the calling thread runs every part that no worker takes. An exception ends
+// the work: parts that have not begun are skipped, and the first exception is thrown here.
 void share(unsigned threads, std::size_t parts, const std::function<void(std::size_t)>& part);
 
 }  // namespace ff::worker_pool

@@ -1,5 +1,5 @@
-// CHECK for the C++ tests prints the failed condition's place and aborts. FF_THREAD_SANITIZER is true in that
-// sanitizer's build.
+// CHECK for the C++ tests prints the failed condition with its file and line, and aborts. FF_THREAD_SANITIZER is true
+// in a build with the thread sanitizer.
 #pragma once
 
 #include <cstdio>

@@ -25,14 +25,16 @@ using ff::ffrecord::Strategy;
 using ff::ffrecord::testing::Bytes;
 namespace testing = ff::ffrecord::testing;
 
-constexpr std::int64_t kOneByOne = 300;  // beyond the first index page and the first run of the valid files
-constexpr std::int64_t kAtOnce = 1000;
+// Most samples that are read one by one: more than the first index page and the first run of a valid file hold.
+constexpr std::int64_t kOneByOne = 300;
+constexpr std::int64_t kAtOnce = 1000;  // most samples that are read in one batch
 
-// Uses every method of the file, reads one sample, and all samples of a small file.
+// Uses every method of the file: reads up to kOneByOne samples one by one, and up to kAtOnce samples in one batch.
 void use(const std::string& path) {
   struct stat status;
   CHECK(::stat(path.c_str(), &status) == 0);
-  // One size in 64 for each of the strategies, the rest for the strategy with the least setup.
+  // The size of the file picks the strategy: 5 of 64 sizes pick one strategy each, the rest pick `cached`, which needs
+  // the least setup.
   const auto kind = status.st_size / 8 % 64;
   const auto strategy = kind < 5 ? static_cast<Strategy>(kind) : Strategy::cached;
   const ff::ffrecord::Reader reader({path}, {.strategy = strategy});
@@ -94,7 +96,7 @@ std::vector<Bytes> seeds() {
           testing::encode_v2({few, few}, "{\"columns\": [{\"name\": \"a\", \"dtype\": \"int8\", \"shape\": []}]}")};
 }
 
-// Makes one change where the structures are: nonzero bytes, and bytes around them.
+// Makes one change. Mostly changes nonzero bytes and the bytes around them, because the structures are there.
 void change(Bytes& file, Random& random) {
   if (file.empty()) return;
   std::size_t at = random() % file.size();

@@ -50,9 +50,9 @@ enum Codec : std::uint32_t { kPlain = 0, kZstd = 1 };
 // Place of a sample; the layout of an index entry of v2.
 struct Extent {
   std::int64_t offset;
-  std::int64_t bytes;   // in the file
-  std::int64_t raw;     // of the sample: equal to `bytes` if it is stored plain
-  std::uint32_t crc;    // of the bytes in the file
+  std::int64_t bytes;   // bytes of the sample in the file
+  std::int64_t raw;     // bytes of the sample after decompression; equal to `bytes` for kPlain
+  std::uint32_t crc;    // CRC32 of the bytes in the file
   std::uint32_t codec;  // Codec
 };
 static_assert(sizeof(Extent) == 32);
@@ -83,8 +83,8 @@ class RecordFile {
   // REQUIRES: 0 <= i < count(), and check_mapped() returned recently. Throws Code::corrupted if the part of the index
   // with sample i is damaged.
   virtual Extent at(std::int64_t i) const = 0;
-  // Returns the place of the index page that at(i) will check, which may have to be read from the disk first; -1 if it
-  // is checked already. REQUIRES: 0 <= i < count().
+  // Returns the place of the index page that at(i) will check, and may have to read from the disk. Returns -1 if the
+  // page is checked already. REQUIRES: 0 <= i < count().
   virtual std::int64_t unread(std::int64_t /*i*/) const { return -1; }
   // Returns false for a v1 file whose metadata checksum is 0: written before the format had one, or without it.
   virtual bool metadata_checked() const { return true; }
@@ -93,7 +93,7 @@ class RecordFile {
 
   const std::string& path() const { return path_; }
   int fd() const { return fd_.get(); }
-  // Returns the bytes that belong to the samples present when it was opened.
+  // Returns the size in bytes that the file had when it was opened; of a v2 file, up to the end of its last commit.
   std::int64_t size() const { return size_; }
 
   // Throws Code::corrupted if the file no longer holds the mapped index: reading that would raise SIGBUS.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kHeader = 12;       // u32 checksum of the metadata, i64 number of samples
 constexpr std::int64_t kPerSample = 12;    // u32 checksum, i64 offset
-constexpr std::int64_t kStep = 256 << 10;  // stays in the L2 cache between read and checksum
+constexpr std::int64_t kStep = 256 << 10;  // bytes of a block, which stays in the L2 cache between read and checksum
 
 template <typename T>
 T load(const unsigned char* from) {
@@ -47,7 +47,7 @@ void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
     found = crc32(found, block.data(), step);
     at += static_cast<std::int64_t>(step);
   }
-  // Reports the place where the order is broken only after the checksum was found valid.
+  // Finds the first sample whose offset is smaller than the one before. Reports it only if the checksum is valid.
   std::int64_t previous = first;
   std::int64_t wrong = -1, before = 0, after = 0;
   std::int64_t start = first;

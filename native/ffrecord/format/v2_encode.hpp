@@ -20,7 +20,7 @@ void append(Bytes& bytes, const T& value) {
   std::memcpy(bytes.data() + end, &value, sizeof value);
 }
 
-// Writes the checksum of [at + skip, at + size) to `at`, as far as these bytes exist.
+// Writes the checksum of [at + skip, at + size) to `at`. Does nothing if the file is too short.
 inline void seal(Bytes& file, std::size_t at, std::size_t size, std::size_t skip = 4) {
   if (size < skip || at > file.size() || size > file.size() - at) return;
   const std::uint32_t sum = crc32(0, file.data() + at + skip, size - skip);

@@ -101,8 +101,8 @@ bool V2Index::valid(const unsigned char* page, int parity, V2Slot& slot) const {
          slot.commit >= 0 && slot.commit < INT64_MAX && slot.commit % 2 == parity;
 }
 
-// Accepts commit number `commit` as the last one if its footer ends the file. Its slot was torn while it was written,
-// when everything else of the commit was on disk.
+// Accepts commit number `commit` as the last one if its footer ends the file: a crash tore the slot while it was
+// written, after everything else of the commit was on disk.
 bool V2Index::footer_at_end(std::int64_t commit, const V2Bytes& bytes) {
   const std::int64_t end = size_ = bytes.size();
   const std::int64_t place = (end - 1) / kPage * kPage;
@@ -122,7 +122,7 @@ bool V2Index::footer_at_end(std::int64_t commit, const V2Bytes& bytes) {
 }
 
 // Returns the runs of the index. Sets `wrong` to the reason if this is not the footer that `slot` names. Does not
-// compare the slot's samples if they are -1.
+// compare the slot's number of samples if that is -1.
 std::vector<Run> V2Index::load_footer(const V2Slot& slot, const V2Bytes& bytes, std::string& wrong) const {
   const auto head_bytes = static_cast<std::int64_t>(sizeof(V2FooterHead));
   if (slot.footer < data_start_ || slot.footer % kPage != 0 || slot.footer_bytes < head_bytes ||
@@ -155,7 +155,7 @@ std::vector<Run> V2Index::load_footer(const V2Slot& slot, const V2Bytes& bytes, 
 }
 
 V2Index::Place V2Index::place(std::int64_t i) const {
-  std::size_t number = 0;  // at most 63 runs, most samples in the first few
+  std::size_t number = 0;  // linear search: most samples are in the first few runs
   while (number + 1 < runs_.size() && runs_[number + 1].first <= i) ++number;
   const Run& run = runs_[number];
   const std::int64_t in_run = (i - run.first) / kPageEntries;

@@ -30,7 +30,7 @@ struct V2Header {
 };
 static_assert(sizeof(V2Header) == kPage);
 
-// One of the two places that name the last commit.
+// One of two slots that commits write in turn. The valid slot with the larger commit number names the last commit.
 struct V2Slot {
   std::uint32_t crc;
   std::uint32_t zero;
@@ -72,16 +72,16 @@ class V2Index {
     std::int64_t offset;
     std::int64_t first;   // number of its first sample
     std::int64_t used;    // entries
-    std::int64_t number;  // of the page among all pages, from 0
+    std::int64_t number;  // number of the page among all index pages, from 0
   };
 
   // Reads header, schema, slots and footer of the file that had `size` bytes. Throws Code::corrupted if they do not
   // match their checksums or the size of the file, Code::storage for another version of the format, and what `bytes`
-  // throws. `name` is the file's in messages. Does not keep `bytes`.
+  // throws. `name` stands for the file in messages. Does not keep `bytes`.
   V2Index(std::string name, std::int64_t size, const V2Bytes& bytes);
 
   std::int64_t count() const { return commit_.samples; }
-  std::int64_t end() const { return commit_.end; }  // of the last commit
+  std::int64_t end() const { return commit_.end; }  // byte at which the last commit ends
   std::int64_t pages() const { return pages_; }
   const std::string& schema() const { return schema_; }
   std::int64_t alignment() const { return alignment_; }
@@ -94,8 +94,8 @@ class V2Index {
 
   // REQUIRES: 0 <= i < count().
   Place place(std::int64_t i) const;
-  // Throws Code::corrupted unless `page`, the bytes at `place`, is that page. Other threads and processes may write to
-  // `page` meanwhile.
+  // Throws Code::corrupted unless `page`, the bytes at `place`, is the index page that belongs there. Other threads and
+  // processes may write to `page` meanwhile.
   void check(const V2Page& page, const Place& place) const;
   // Returns the place of sample i according to its page; throws Code::corrupted if the page's value is impossible.
   Extent entry(const V2Page& page, const Place& place, std::int64_t i) const;
@@ -109,7 +109,7 @@ class V2Index {
   [[noreturn]] void corrupted(const std::string& what) const { damaged(name_, what); }
 
   std::string name_;
-  std::int64_t size_;  // of the file, as far as known
+  std::int64_t size_;  // newest known size of the file, in bytes
   std::int64_t alignment_ = 0;
   std::string schema_;
   std::int64_t data_start_ = 0;  // first byte behind the slots

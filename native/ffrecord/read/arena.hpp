@@ -15,7 +15,7 @@
 
 namespace ff::ffrecord {
 
-// Whole pages of its own, a power of two of bytes.
+// An anonymous mapping whose size in bytes is a power of two.
 class Block {
  public:
   // Populates `needed` bytes at once. Throws Code::no_space.

@@ -48,7 +48,7 @@ Calls Counted::calls() {
   return calls;
 }
 
-// A file of samples of `sizes`, and a batch of every second one.
+// A record file with samples of the given sizes, and a batch of every second sample.
 struct File {
   std::string path;
   std::vector<Bytes> samples;
@@ -81,7 +81,8 @@ struct File {
   }
 };
 
-// Many small samples that were all cached cost no call each; after a touch that waited, the cache is checked again.
+// After a batch of many small samples was found in the page cache, the next batches copy from the mapping, without
+// system calls. After a page fault that waited for the disk, a batch checks the page cache again.
 void small_samples() {
   const File file(std::vector<std::size_t>(400, 1000), 1);
   for (const unsigned threads : {1u, 3u}) {
@@ -117,7 +118,7 @@ void others_are_read() {
   }
 }
 
-// A network file is read, not mapped, because its pages may go for good.
+// A file on a network file system is read, not mapped, because the pages of a mapping may vanish forever.
 void a_network_file_is_read() {
   const File file(std::vector<std::size_t>(400, 1000), 1);
   Counted counted;

@@ -14,11 +14,11 @@
 namespace ff::ffrecord {
 namespace {
 
-// Limited so that the checksum finds the bytes in its core's cache.
+// Most bytes of one read. The limit lets the checksum find the bytes in its core's cache.
 constexpr std::int64_t kRunBytes = std::int64_t{512} << 10;
 constexpr int kRunParts = 256;
 static_assert(kRunParts <= IOV_MAX);
-constexpr std::int64_t kGapBytes = 4096;
+constexpr std::int64_t kGapBytes = 4096;  // most bytes between two samples of one read
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;  // bytes per thread, when copying
 constexpr std::int64_t kMapped = 4096;  // samples of up to this many bytes are copied from the mapping

@@ -1,8 +1,8 @@
-// Reading the distinct samples of one batch from their files to their places; each is checked as it arrives.
+// Reads the distinct samples of one batch from their files into the batch's memory, and checks each sample on arrival.
 //
-// Threads: each function runs on the calling thread and, until it returns, on threads of base/process/worker_pool.hpp. Any
-// number of batches may be fetched at once. The functions throw Code::corrupted for a damaged sample or a truncated
-// file, and Code::storage for a failed read. Afterwards none of their threads and reads continues.
+// Threads: each function runs on the calling thread and, until it returns, on threads of base/process/worker_pool.hpp.
+// Any number of batches may be fetched at once. The functions throw Code::corrupted for a damaged sample or a truncated
+// file, and Code::storage for a failed read. When a function returns or throws, none of its reads continues.
 #pragma once
 
 #include <cstddef>
@@ -40,14 +40,14 @@ constexpr std::int64_t kShareBytes = std::int64_t{1} << 20;  // a larger batch i
 std::size_t fetch_cached(Job& job);
 // Reads the remaining pieces through the page cache, with many threads that wait for the disk.
 void fetch_waiting(Job& job);
-// Reads the remaining pieces through the page cache, with the threads that share copying.
+// Reads the remaining pieces through the page cache, with as many threads as copying uses.
 void fetch_buffered(Job& job);
 // Copies the pieces from the mapped files.
 void fetch_mapped(Job& job);
 // Checks each piece once per lifetime of its mapping; copies nothing.
 void verify_mapped(Job& job);
 
-// A queue of reads and their memory, for one batch at a time. Unusable in a forked child.
+// A queue of O_DIRECT reads and the memory that they fill, for one batch at a time. Unusable in a forked child.
 class DirectQueue {
  public:
   static constexpr unsigned kDepth = 128;
@@ -66,8 +66,8 @@ class DirectQueue {
   std::uint8_t* memory_;
 };
 
-// Reads the remaining pieces past the page cache, sorted and merged, kDepth reads at a time. Returns the number of
-// pieces still not done because their file refuses such reads. Does nothing if `calls` gives no queue.
+// Reads the remaining pieces with O_DIRECT, sorted and merged, kDepth reads at a time. Returns the number of pieces
+// that are still not done because their file refuses O_DIRECT, or because `calls` gives no queue.
 std::size_t fetch_direct(Job& job, ObjectCache<DirectQueue>& queues, const Calls& calls);
 
 }  // namespace ff::ffrecord

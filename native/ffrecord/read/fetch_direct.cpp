@@ -21,7 +21,7 @@ struct Request {
   std::int64_t offset;
   std::int64_t end;
   std::int64_t needed;  // the read must reach this byte; the file may end before `end`
-  std::size_t first;    // the first missing piece that it touches
+  std::size_t first;    // index of the first piece that the read touches
 };
 
 // The requests of one batch and their progress.
@@ -76,11 +76,11 @@ class Direct {
   }
 
  private:
-  // Merges adjacent pieces to ranges, and cuts these into requests of at most one slot.
+  // Merges adjacent pieces to ranges, and cuts these into requests of at most kSlot bytes.
   void plan() {
     for (std::size_t first = 0; first < pieces_.size();) {
       Source* const source = pieces_[first]->source;
-      const int fd = source->direct();  // another thread may have found meanwhile that it is refused
+      const int fd = source->direct();  // negative if another thread found meanwhile that O_DIRECT is refused
       const std::int64_t start = pieces_[first]->at.offset / kAlign * kAlign;
       std::int64_t end = pieces_[first]->end();
       std::size_t last = first + 1;
@@ -105,7 +105,7 @@ class Direct {
     ++in_flight_;
   }
 
-  // Handles the bytes of a finished read. False: the shortened request must continue.
+  // Handles the bytes of a finished read. Returns false if the request, shortened by these bytes, must be read again.
   bool arrived(unsigned slot, std::int64_t result) {
     Request& request = in_slot_[slot];
     if (result == -EINTR || result == -EAGAIN) return false;

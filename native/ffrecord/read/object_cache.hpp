@@ -20,14 +20,14 @@ class ObjectCache {
     while (take()) {
     }
   }
-  // Returns one of them; null if there is none.
+  // Returns one of the kept objects; null if there is none.
   std::unique_ptr<T> take() {
     for (auto& place : places_) {
       if (T* const found = place.exchange(nullptr, std::memory_order_acq_rel)) return std::unique_ptr<T>(found);
     }
     return nullptr;
   }
-  // Destroys the object if both places are taken.
+  // Keeps the object; destroys it if two objects are kept already.
   void give(std::unique_ptr<T> thing) {
     for (auto& place : places_) {
       T* empty = nullptr;

@@ -21,7 +21,7 @@
 namespace ff::ffrecord {
 namespace {
 
-constexpr std::int64_t kCut = std::int64_t{128} << 10;  // bytes per thread
+constexpr std::int64_t kCut = std::int64_t{128} << 10;  // bytes that a thread takes at a time
 constexpr std::int64_t kMarkedFor = 10;  // seconds; a file marked as used more recently is not marked again
 constexpr unsigned kCheckThreads = 4;
 

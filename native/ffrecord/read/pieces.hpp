@@ -1,7 +1,7 @@
 // Batches assembled from pieces of cached chunk files, and the check of samples in place.
 //
-// Threads: both functions may run on any number of threads at once; they use threads of base/process/worker_pool.hpp. They keep
-// no state, so they also work after fork.
+// Threads: both functions may run on any number of threads at once; they use threads of base/process/worker_pool.hpp.
+// The functions keep no state, so they also work after fork.
 #pragma once
 
 #include <cstddef>

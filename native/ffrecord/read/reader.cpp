@@ -29,8 +29,8 @@ std::size_t Reader::file_of(std::int64_t index) const {
   return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), index) - starts_.begin() - 1);
 }
 
-// Starts reading all index pages that a batch touches for the first time. Their page faults then find them cached or in
-// flight, instead of waiting for the disk one after the other, each with its readahead.
+// Starts reading all index pages that a batch touches for the first time. Page faults then find these pages cached or
+// in flight. Otherwise each page fault would wait for the disk and for its readahead, one after the other.
 void Reader::bring_index(const std::vector<View>& found, const std::int64_t* indices) const {
   std::vector<std::pair<std::size_t, std::int64_t>> pages;  // file, place
   for (std::size_t slot = 0; slot < found.size(); ++slot) {
@@ -71,8 +71,8 @@ std::vector<View> Reader::find(const std::int64_t* indices, std::size_t count) c
   return found;
 }
 
-// Throws Code::no_space if memory cannot hold a large batch: its bytes (`copied`) or the data kept for each sample.
-// Runs before anything of that size is allocated.
+// Throws Code::no_space if memory cannot hold a large batch: the data kept for each sample and, if `copied`, the
+// samples' bytes. Runs before anything of that size is allocated.
 void Reader::check_fits(const std::int64_t* indices, std::size_t count, bool copied) const {
   if (count <= kLooked) return;
   std::size_t total = count * (sizeof(View) + sizeof(Want) + sizeof(Piece));
@@ -84,7 +84,7 @@ void Reader::check_fits(const std::int64_t* indices, std::size_t count, bool cop
   if (total > machine_memory()) too_large(total);
 }
 
-// Returns the pieces of `wants`, which it sorts, without repeats. Without a batch they have no targets.
+// Sorts `wants` and returns their pieces without repeats. If `batch` is null, the pieces have no targets.
 Job Reader::plan(std::vector<Want>& wants, const std::vector<View>& found, const Batch* batch) const {
   std::sort(wants.begin(), wants.end());
   Job job;

@@ -20,9 +20,9 @@
 namespace ff::ffrecord {
 
 enum class Strategy {
-  automatic,  // the page cache; misses are read past it, or by `threads` if that is refused
-  cached,     // all through the page cache, on the threads that share copying
-  direct,     // all past the page cache; Code::storage if that is refused
+  automatic,  // from the page cache; the rest with O_DIRECT or, if that is refused, as with `threads`
+  cached,     // all through the page cache, with as many threads as copying uses
+  direct,     // all with O_DIRECT; Code::storage if that is refused
   threads,    // all through the page cache, on many threads that wait
   mmap,       // copied from the mapped files
 };
@@ -30,7 +30,7 @@ enum class Strategy {
 struct Options {
   bool check_data = true;
   Strategy strategy = Strategy::automatic;
-  unsigned threads = 0;  // maximum per batch; 0: cores up to 4 to copy, 16 to wait
+  unsigned threads = 0;  // maximum per batch; 0: to copy one for each core, at most 4; to wait for the disk 16
 };
 
 struct Batch {

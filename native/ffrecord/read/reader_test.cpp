@@ -134,7 +134,7 @@ int main() {
   };
   const std::vector<Bytes> few = {bytes(5), bytes(0), bytes(40), bytes(1), bytes(7)};
   CHECK(readable(scratch.store(encode_v1(few)), true));
-  if (!FF_THREAD_SANITIZER) {  // a single thread
+  if (!FF_THREAD_SANITIZER) {  // these tests start no thread, so that sanitizer would find nothing
     damage(scratch, encode_v1(few), random);
     damage_v2(scratch, encode_v2({few}, "{}"));
   }

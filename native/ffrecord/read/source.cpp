@@ -17,7 +17,7 @@ namespace ff::ffrecord {
 namespace {
 
 constexpr std::size_t kSystemPage = 4096;
-constexpr int kWrong = 4;
+constexpr int kWrong = 4;  // wrong answers of mincore after which the kernel counts as hiding the page cache
 // Magic numbers of statfs: 9P, AFS, BeeGFS, Ceph, CIFS, FUSE, GPFS, Lustre, NFS, SMB and SMB2.
 constexpr std::array<std::uint32_t, 11> kRemoteFileSystems = {0x01021997, 0x5346414f, 0x19830326, 0x00c36400,
                                                               0xff534d42, 0x65735546, 0x47504653, 0x0bd00bd0,

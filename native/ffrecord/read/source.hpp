@@ -62,9 +62,9 @@ class Source {
 
   const RecordFile& file() const { return file_; }
 
-  // Fills `parts` from `offset` on and consumes them; returns the bytes read. It reads less than `parts` hold only if
-  // not `wait` and the next bytes are not in the page cache. Throws Code::storage, or Code::corrupted at the end of the
-  // file.
+  // Fills `parts` from `offset` on and consumes them; returns the bytes read. Reads fewer bytes than `parts` hold only
+  // if `wait` is false and the next bytes are not in the page cache. Throws Code::storage, or Code::corrupted at the
+  // end of the file.
   std::int64_t read(iovec* parts, int count, std::int64_t offset, bool wait);
   // Throws Code::corrupted unless `data`, the bytes of `sample`, match its checksum.
   void check(std::int64_t sample, const Extent& extent, const void* data) const;
@@ -92,7 +92,7 @@ class Source {
   enum class Seen : std::uint8_t {
     nothing,
     gaps,   // ask resident() first, because a failed read makes the kernel fetch its range into the cache
-    whole,  // a batch of many samples was cached: small ones can be copied from the mapping
+    whole,  // all of a batch of many samples was cached: small samples can be copied from the mapping
   };
   std::atomic<Seen> seen = Seen::nothing;
   // True if the kernel hides from this user which pages are cached: it always answered that they are, and was wrong
@@ -102,9 +102,9 @@ class Source {
  private:
   const RecordFile& file_;
   const Calls& calls_;
-  std::atomic<bool> told_no_ = false;
-  std::atomic<int> wrong_ = 0;
-  std::atomic<bool> waits_ = false;  // its file system has no non-waiting reads
+  std::atomic<bool> told_no_ = false;  // the kernel reported a page as not cached: it does not hide the page cache
+  std::atomic<int> wrong_ = 0;         // reads that missed the page cache although resident() returned true
+  std::atomic<bool> waits_ = false;    // the file system does not support RWF_NOWAIT
   std::atomic<bool> refused_ = false;
   std::atomic<int> remote_ = -1;  // unknown
   std::atomic<int> direct_ = -1;

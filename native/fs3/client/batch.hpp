@@ -1,4 +1,4 @@
-// Ranges of files as pieces of chunks.
+// Splits ranges of files into pieces of chunks.
 //
 // Thread contract: one thread at a time.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace ff::fs3::client {
 
-// A file's chunks: chunk i is on chain chains[i mod their number] (docs/guide/fs3.md).
+// A file's chunks: chunk i is on chain chains[i % chains.size()] (docs/guide/fs3.md).
 struct FileMap {
   // Throws Code::invalid for an impossible chunk size, or without chains.
   FileMap(std::uint64_t inode, std::uint64_t chunk_size, std::vector<std::uint32_t> chains);
@@ -39,16 +39,17 @@ struct Pieces {
 
   // (piece, outcome, chain, node asked) of each piece that is not ok.
   std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const;
-  // Reopens a piece that is not ok, for a node. Throws Code::invalid.
+  // Makes the next call retry piece `n`, if it is not ok, at this node. Throws Code::invalid if there is no piece `n`.
   void again(std::size_t n, std::uint32_t node);
   std::uint64_t bytes() const;
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const;
-  // For pieces that were read: returns the files in which a requested byte belongs to no chunk.
+  // For pieces that were read: returns the inodes of files in which a requested byte belongs to no chunk.
   std::vector<std::uint64_t> holes() const;
   // Answers of QUERY_LAST: (index, run, length) of each piece.
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const;
-  // For pieces that were read, in the order of `split`: the CRC32C of each range, continuing its start. Throws
-  // Code::invalid for a piece that is not ok, or if the ranges are not those of the pieces.
+  // For pieces that were read, in the order of `split`: returns the CRC32C of each range, which continues the value in
+  // `starts`. `ranges`: bytes of each range. Throws Code::invalid for a piece that is not ok, or if the ranges are not
+  // those of the pieces.
   std::vector<std::uint32_t> sums(std::span<const std::int64_t> ranges, std::span<const std::uint32_t> starts) const;
 };
 

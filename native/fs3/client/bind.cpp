@@ -207,8 +207,9 @@ void bind(nb::module_ m) {
                    "Inodes of files in which a requested byte belongs to no chunk (zeros in memory). Valid once all is "
                    "read.")
       .def("found", &Pieces::found,
-           "Answers of a batch of_chains: (index of the last chunk, chunks of the row that ends there, bytes of the "
-           "last chunk). The chunks of a row are len(chains) apart; a row of 0: there is no chunk.");
+           "Answers to the queries of a batch made by of_chains: (index of the last chunk, number of chunks in the row "
+           "that ends there, bytes of the last chunk). The indexes in a row are len(chains) apart. 0 chunks in the "
+           "row: there is no chunk.");
   nb::class_<Batch, Pieces>(m, "Batch", "Pieces with the memory that they fill or write.")
       .def(nb::new_(&of_ranges), "files"_a, "rows"_a,
            "rows: int64[n, 4] of (index of the file, offset, bytes, address). The memory must stay alive; ranges that "
@@ -218,21 +219,21 @@ void bind(nb::module_ m) {
           "of_buffers", &of_buffers, "files"_a, "ends"_a, "requests"_a,
           nb::sig("def of_buffers(files: collections.abc.Sequence[FileMap], ends: collections.abc.Sequence[int], "
                   "requests: collections.abc.Sequence[tuple[int, int, typing_extensions.Buffer]]) -> Batch"),
-          "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each "
-          "file, beyond which nothing is read; empty for writes.")
+          "requests: (index of the file, offset, contiguous memory), kept by the batch. ends: length of each file, "
+          "beyond which nothing is read; empty for writes.")
       .def_prop_ro(
           "counts", [](const Batch& batch) { return batch.counts; }, "Bytes of each request or row.")
       .def(
           "sums",
           [](const Batch& batch, const std::vector<std::uint32_t>& starts) { return batch.sums(batch.counts, starts); },
           "starts"_a,
-          "CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were "
-          "compared. Valid once all is read.")
+          "CRC32C of each request or row, which continues its value in `starts`. Combines the CRCs with which the "
+          "bytes were checked. Valid once all is read.")
       .def_static("of_chunks", &of_chunks, "file"_a, "kind"_a, "indexes"_a, "length"_a = 0,
                   "Makes a batch with the same change of each chunk; `length`: the chunk's new length.")
       .def_static("of_chains", &of_chains, "file"_a, "asks"_a,
-                  "Makes queries from (position of a chain in the file's order, index): for the last chunk up to the "
-                  "index on that chain, and the number of chunks in the row that ends there.")
+                  "Makes a query for each (position of a chain in the file's order, index): for the last chunk up to "
+                  "the index on that chain, and the number of chunks in the row that ends there.")
       .def_static("joined", &joined, "batches"_a, "Joins the pieces of batches that move no bytes, in order.");
   nb::class_<Engine>(m, "Engine", "The client's data path; docs/internals/fs3-service.md. Any thread.")
       .def(

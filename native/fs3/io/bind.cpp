@@ -287,13 +287,13 @@ void bind(nb::module_ m) {
       .def("lease", &Node::lease, "left"_a, "targets"_a, Free(),
            "Grants a lease of `left` seconds from now to these (target, version of its chain at the manager).")
       .def("reports", &Node::reports, Free(),
-           "(target, incarnation, local state, version of that state, number of its store, known chain version, role, "
-           "failed) of each target.")
+           "(target, incarnation, local state, version of that state, number of the target's store, known chain "
+           "version, role, failed) of each target.")
       .def("wait", &Node::wait, "seconds"_a, Free(),
            "Waits at most `seconds` until a report changes; returns True if one did.")
       .def("scrub", &Node::scrub, "target"_a, "inode"_a, "index"_a, "limit"_a, Free(),
-           "Reads and checks up to `limit` chunks after this one; returns the last one, or (0, 0) at the end, when the "
-           "index is written anew.")
+           "Reads and checks up to `limit` chunks after chunk (inode, index). Returns the last chunk, or (0, 0) if "
+           "there is none; then the index is also written anew.")
       .def("findings", &Node::findings, Free(),
            "Returns the findings since the last call: (target, inode, index, damaged) of chunks (False: the chunk is "
            "whole again or gone), and the number of findings beyond the first 64 of a target.")
@@ -307,8 +307,9 @@ void bind(nb::module_ m) {
       .def("targets", &Node::targets, nb::sig("def targets(self) -> dict[int, dict[str, int]]"),
            "By target: the contents of its store, and counters since the store was opened.")
       .def("timings", &Node::timings, nb::sig("def timings(self) -> dict[str, tuple[list[int], int]]"),
-           "Durations of `read` and `write` frames and of `sync`s: counts of those below 2^(13 + n) ns and at least "
-           "half of that (the last count: all longer ones), and ns in all.")
+           "By kind of work (`read` and `write` frames, `sync`s): counts of durations, and their total in ns. Count n: "
+           "durations from 2^(12 + n) to below 2^(13 + n) ns. The first count also has all shorter durations, the last "
+           "count all longer ones.")
       .def("stop", &Node::stop, Free(), "Ends all threads and closes all targets. No other call may follow.");
 }
 

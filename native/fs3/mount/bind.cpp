@@ -47,8 +47,8 @@ std::string string_of(nb::handle from) {
   return {bytes.c_str(), bytes.size()};
 }
 
-// Forms: error number | bytes | [(name, attributes), ...] | attributes | (FileState, keep) | (FileState, attributes) |
-// (block, blocks, free, files).
+// Converts an answer of Python, which has one of these forms: error number | bytes | [(name, attributes), ...] |
+// attributes | (FileState, keep) | (FileState, attributes) | (block, blocks, free, files).
 Answer answer_of(const nb::object& from) {
   constexpr std::size_t kStatfs = 4;
   Answer answer;
@@ -177,7 +177,7 @@ void bind_request(nb::module_ m) {
 void bind(nb::module_ m) {
   bind_request(m);
   m.attr("PAGE") = Handler::kPage;
-  nb::class_<FileState>(m, "FileState", "Inode that programs have open; its open files share it. Any thread.")
+  nb::class_<FileState>(m, "FileState", "State of an inode, shared by all open files of it. Any thread.")
       .def(nb::new_([](std::uint64_t inode, const client::FileMap& map, std::int64_t end) {
              return std::make_shared<FileState>(inode, map, end);
            }),
@@ -194,7 +194,8 @@ void bind(nb::module_ m) {
       .def_prop_ro(
           "dirty", [](const FileState& f) { return f.written != kClean; }, "True if bytes were written since `take`.")
       .def_prop_ro(
-          "written_ns", [](const FileState& f) { return f.written_ns.load(); }, "Time of the last write.")
+          "written_ns", [](const FileState& f) { return f.written_ns.load(); },
+          "Time of the last write, in ns since the epoch.")
       .def(
           "take", [](FileState& f) { return f.written.exchange(kClean); },
           "Returns the largest end written since the last call, or -1.")
@@ -208,8 +209,8 @@ void bind(nb::module_ m) {
                    "finish: collections.abc.Callable[[int, fireflyer._native.fs3.client.Pieces, bool, int], int], "
                    "attempt_s: float, slowest: float) -> None"),
            "call(request) returns an error number or the answer. finish(inode, pieces, write, caller_pid) finishes "
-           "pieces "
-           "that failed or touched a hole, and returns an error number.")
+           "pieces that failed or touched a hole, and returns an error number. attempt_s: timeout of an attempt in "
+           "seconds, to which the bytes at the rate `slowest` (bytes/s) are added.")
       .def("mount", &Mount::mount, "library"_a, "directory"_a, "source"_a, "attributes_s"_a, "others"_a, Free(),
            "library: path of libff_fuse.so. source: name in /proc/mounts. others: allow other users. Raises "
            "StorageError.")

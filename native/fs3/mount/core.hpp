@@ -24,8 +24,8 @@ class Core final : public Handler {
   using Finish = std::function<int(FileState&, client::Pieces&, bool write, std::int32_t caller_pid)>;
 
   struct Limits {
-    double attempt_s;  // timeout of one attempt, without the time for its bytes
-    double slowest;    // bytes/s that extend the timeout
+    double attempt_s;  // timeout of one attempt in seconds, without the time for its bytes
+    double slowest;    // bytes a second: the timeout grows by the time for the attempt's bytes at this rate
   };
 
   Core(io::Engine& engine, Call call, Finish finish, Limits limits);

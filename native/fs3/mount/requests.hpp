@@ -78,10 +78,10 @@ struct Request {
   std::uint32_t flags = 0;           // open, rename, xattr or fallocate flags; setattr: which fields are valid
   std::uint32_t mode = 0;
   std::int64_t offset = 0, size = 0;
-  std::int64_t uid = -1, gid = -1;    // of chown
+  std::int64_t uid = -1, gid = -1;    // new owners for chown; -1: unchanged
   std::int64_t atime = 0, mtime = 0;  // ns
   std::uint32_t caller_uid = 0, caller_gid = 0;
-  std::int32_t caller_pid = 0;  // thread whose call this is; 0: the kernel itself, or one of another PID namespace
+  std::int32_t caller_pid = 0;  // thread that called; 0: the kernel itself, or a thread of another PID namespace
 };
 
 struct Answer {
@@ -91,12 +91,12 @@ struct Answer {
   std::vector<Entry> entries = {};
   std::shared_ptr<FileState> file = {};
   bool keep = false;                              // open: the kernel's pages of the file are still valid
-  std::uint64_t blocks = 0, free = 0, files = 0;  // statfs, in units of `attributes.block`
+  std::uint64_t blocks = 0, free = 0, files = 0;  // statfs; `blocks` and `free` in units of `attributes.block`
 };
 
 class Handler {
  public:
-  static constexpr std::size_t kPage = 1024;  // entries of a "readdir" answer; fewer: no more follow
+  static constexpr std::size_t kPage = 1024;  // entries of a "readdir" answer; the directory's last answer has fewer
 
   virtual ~Handler() = default;
   virtual Answer call(const Request& request) noexcept = 0;

@@ -57,7 +57,7 @@ class PyStore {
  public:
   PyStore(Disk& disk, std::uint32_t target, std::uint32_t chain, std::uint64_t log_bytes, std::uint64_t reserve_bytes)
       : real_(dynamic_cast<DirectoryDisk*>(&disk) != nullptr) {
-    const Away away(real_);
+    const GilRelease gil(real_);
     store_ = std::make_unique<Store>(
         Store::open(disk, {target, chain}, {.log_bytes = log_bytes, .reserve_bytes = reserve_bytes}));
   }
@@ -84,14 +84,14 @@ class PyStore {
                       .crcs = given.as<std::uint32_t>(),
                       .tag = {client, channel, seq}};
     Store& store = get();
-    const Away away(real_);
+    const GilRelease gil(real_);
     return number(store.apply(op, apply));
   }
   nb::list sync() {
     std::vector<Done> done;
     {
       Store& store = get();
-      const Away away(real_);
+      const GilRelease gil(real_);
       done = store.sync();
     }
     nb::list list;
@@ -103,7 +103,7 @@ class PyStore {
     Reading r;
     {
       Store& store = get();
-      const Away away(real_);
+      const GilRelease gil(real_);
       r = store.read({inode, index}, version, offset, length);
     }
     const bool ok = r.status == Status::ok;
@@ -111,7 +111,7 @@ class PyStore {
     if (!bytes.is_valid()) throw nb::python_error();
     char* const to = PyBytes_AS_STRING(bytes.ptr());
     if (ok) {
-      const Away away(real_);
+      const GilRelease gil(real_);
       r.status = r.copy(to);
     }
     const auto* const crcs = reinterpret_cast<const char*>(r.crcs.data());
@@ -120,19 +120,19 @@ class PyStore {
   }
   int check(std::uint64_t inode, std::uint32_t index) {
     Store& store = get();
-    const Away away(real_);
+    const GilRelease gil(real_);
     return number(store.check({inode, index}));
   }
   int snapshot() {
     Store& store = get();
-    const Away away(real_);
+    const GilRelease gil(real_);
     return number(store.snapshot());
   }
 
  private:
-  class Away {
+  class GilRelease {  // releases the GIL if the disk is real
    public:
-    explicit Away(bool real) {
+    explicit GilRelease(bool real) {
       if (real) released_.emplace();
     }
 
@@ -246,7 +246,8 @@ void bind(nb::module_ m) {
           },
           "inode"_a, "upto"_a = kLastIndex, "stride"_a = 0,
           nb::sig("def last(self, inode: int, upto: int = 4294967295, stride: int = 0) -> tuple[int, int, int] | None"),
-          "(index, length, run) of the committed chunk with the largest index up to `upto`.")
+          "(index, length, run) of the committed chunk with the largest index up to `upto`. run: number of chunks, "
+          "`stride` indexes apart, in the row that ends there; 1 without a stride.")
       .def("check", &PyStore::check, "inode"_a, "index"_a, "Status of the committed bytes against their CRCs.")
       .def("snapshot", &PyStore::snapshot)
       .def("snapshot_due", [](PyStore& s) { return s.get().snapshot_due(); })

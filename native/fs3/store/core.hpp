@@ -111,8 +111,8 @@ class Core {
  private:
   friend class Fill;
   // Applies a record to index, pending versions, floor, tags and words, at runtime and at recovery. Installing a record
-  // again is harmless, even after later records, if those are installed again too. Appends the freed extents. REQUIRES:
-  // mutex_.
+  // again is harmless, even after later records, if the later records are then installed again, too. Appends the freed
+  // extents to `freed`. REQUIRES: mutex_.
   void install(const Record& record, std::vector<Extent>& freed);
   void install_version(const IndexEntry& entry, bool removes, std::vector<Extent>& freed);
   void give_up(ChunkId chunk, std::vector<Extent>& freed);
@@ -169,13 +169,13 @@ class Core {
   Space space_;
   std::vector<Queued> queue_;
   std::uint64_t bytes_ = 0;  // sum of the committed lengths
-  std::uint64_t salt_ = 0;   // of the store
+  std::uint64_t salt_ = 0;   // salt of the store
   std::atomic<std::uint64_t> salts_ = 0;
 
   std::mutex sync_mutex_;  // guards the log's end
   File log_ = kNoFile, log_copy_ = kNoFile;
   std::uint64_t log_number_ = 0, log_size_ = 0, next_sequence_ = 1;
-  std::atomic<std::uint64_t> log_bytes_ = 0;  // of all logs since the last snapshot
+  std::atomic<std::uint64_t> log_bytes_ = 0;  // bytes of all logs since the last snapshot
 
   std::mutex snapshot_mutex_;
 
@@ -188,7 +188,7 @@ class Core {
 
   std::shared_mutex files_mutex_;
   std::unordered_map<std::uint64_t, File> files_;  // by packed extent of slot 0
-  std::atomic<bool> names_changed_ = false;        // since the last sync_names
+  std::atomic<bool> names_changed_ = false;        // a name changed since the last sync_names
 
   CrcPages crc_pages_;
 };

@@ -53,7 +53,7 @@ class CrcPages {
   static constexpr std::uint32_t kPage = 1024;  // CRCs
   struct Key {
     std::uint64_t extent = 0;  // packed
-    std::uint32_t page = 0;    // of the table
+    std::uint32_t page = 0;    // number of the page in the extent's CRC table
     std::uint32_t salt = 0, crc = 0;
     std::uint64_t version = 0;  // 0: none
     bool operator==(const Key&) const = default;

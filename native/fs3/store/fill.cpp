@@ -10,7 +10,7 @@
 namespace ff::fs3::store {
 namespace {
 
-constexpr std::uint32_t kWindow = std::uint32_t{1} << 20;  // bytes handled at a time
+constexpr std::uint32_t kWindow = std::uint32_t{1} << 20;  // bytes of the chunk that are read and written at a time
 
 std::vector<std::byte>& thread_buffer() {
   static thread_local std::vector<std::byte> buffer;
@@ -41,7 +41,8 @@ Status Fill::run() {
   return Status::ok;
 }
 
-// Reads the base's table, which is valid if it combines to the chunk's CRC, which the log keeps.
+// Reads the CRC table of the base. The table is valid if its CRCs combine to the CRC of the whole base, which the log
+// keeps.
 Status Fill::load_base_crcs() {
   base_crcs_ = core_.read_crcs(base_, 0, blocks_of(base_.length));
   std::uint32_t whole = 0;

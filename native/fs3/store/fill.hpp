@@ -1,4 +1,5 @@
-// Writes the bytes and the CRC table of a new version into its extent.
+// Writes the bytes and the CRC table of a chunk's new version into its extent. The base is the committed version that
+// the new version changes.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,9 @@ inline constexpr std::uint32_t blocks_of(std::uint64_t bytes) {
 }
 
 struct Filling {
-  Range written;  // the chunk's range for `bytes`, after zeros beyond the base's end; empty at the new end if none
+  // The range of the chunk that `bytes` fill; without bytes it is empty, at the chunk's new end. Zeros fill the chunk
+  // between the base's end and this range.
+  Range written;
   std::span<const std::byte> bytes;
   std::span<const std::uint32_t> crcs;  // as in Apply
   bool fresh = false;                   // the version has a new extent; else the base's extent
@@ -45,8 +48,8 @@ class Fill {
   Status write_full();
   Status load_base_crcs();
   Status copy_base(Range window);   // reads into buffer_ and verifies the base's blocks that `window` needs
-  std::uint32_t added(Range part);  // CRC of gap and caller's bytes within one block
-  std::uint32_t block_crc(Range block, Range window);  // block CRC for a rewrite
+  std::uint32_t added(Range part);  // CRC of the zeros and the caller's bytes in `part`, a part of one block
+  std::uint32_t block_crc(Range block, Range window);  // CRC of a block that rewrite() writes
   void write(Range window);                            // writes gap, caller's bytes and the bytes that copy_base read
   void write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs);
 
@@ -55,8 +58,8 @@ class Fill {
   const IndexEntry& base_;
   IndexEntry& entry_;
   const Range head_, gap_, written_, tail_;
-  std::vector<std::uint32_t> base_crcs_;  // of all its blocks, if they are needed
-  std::vector<std::byte>& buffer_;        // kWindow bytes: those of the window, or the table
+  std::vector<std::uint32_t> base_crcs_;  // CRCs of all blocks of the base, if they are needed
+  std::vector<std::byte>& buffer_;        // bytes of the current window, or the CRC table
 };
 
 }  // namespace ff::fs3::store

@@ -36,6 +36,8 @@ struct ModelChunk {
 
 class Model {
  public:
+  // fails: calls of the disk fail. lies: synced writes are lost or misplaced. rots: each reopening finds a changed byte
+  // in the identity, a log or the index.
   enum class Disk { fails, lies, rots };
   explicit Model(std::uint64_t seed, Disk disk = Disk::fails)
       : random_(seed), disk_(seed), lies_(disk == Disk::lies), rots_(disk == Disk::rots) {
@@ -96,7 +98,7 @@ class Model {
     open();
     if (!lies_) CHECK(!store_->damaged());
     after_crash();
-    if (rots_ && store_->snapshot_due()) snapshot(false);  // like the shell
+    if (rots_ && store_->snapshot_due()) snapshot(false);  // as Target::sync_always does
   }
 
   // Changes a byte of identity, a log or the index, in the file or (not for the index) in its copy.
@@ -135,7 +137,8 @@ class Model {
     next_seq_ += 10;
   }
 
-  // Reads the store's state of a chunk; each block with a matching CRC must hold what that version held.
+  // Reads the store's state of a chunk. Checks that each block with a matching CRC has the bytes that were written to
+  // that version.
   ModelChunk look(ChunkId chunk) {
     const Entry entry = store_->entry(chunk);
     ModelChunk found;
@@ -386,7 +389,7 @@ class Model {
   }
 
   // Checks that no space is in use after all chunks are removed and synced, by the store's count and by the disk's. If
-  // a hole could not be punched, that holds after reopening.
+  // punching a hole failed, the disk's count is checked after the store was opened again.
   void drain() {
     static_cast<void>(store_->sync());
     for (std::uint64_t i = 0; i < kChunks; ++i)

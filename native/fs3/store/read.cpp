@@ -1,4 +1,4 @@
-// Reads: entries, bytes, CRCs, the scrub's check.
+// Reads of a store: index entries, bytes of chunks and their CRCs, and the check of a chunk for the scrub.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -98,7 +98,7 @@ bool Core::look_up(const ReadAsk& ask, IndexEntry& entry) const {
   return entry.version != 0;
 }
 
-// Fills the Reading with the blocks that cover the request. The version's extent is held.
+// Fills the Reading with the blocks that cover the request. REQUIRES: the version's extent is held.
 void Core::cover(const ReadAsk& ask, const IndexEntry& entry, bool cached) {
   Reading& reading = *ask.to;
   reading.version = entry.version;

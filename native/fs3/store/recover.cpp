@@ -1,5 +1,5 @@
-// Opening: identity, the newest snapshot, the logs after it, then a new log. docs/internals/fs3-store.md, "End or
-// damage".
+// Opening of a store: reads the identity, the newest snapshot and the logs after it, then begins a new log.
+// docs/internals/fs3-store.md describes it under "End or damage".
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -26,7 +26,7 @@ struct IdentityFile {
   std::uint32_t block = static_cast<std::uint32_t>(kBlock);
   std::uint64_t salt = 0;
   std::uint32_t zero = 0;
-  std::uint32_t crc = 0;  // of all bytes before
+  std::uint32_t crc = 0;  // CRC32C of all fields before this one
 };
 static_assert(sizeof(IdentityFile) == 40);
 
@@ -163,7 +163,7 @@ void Core::read_log(std::uint64_t number, bool last) {
   const Opened file(disk_, log_name(number), begins);
   if (!file.exists()) return;
   std::vector<std::byte> bytes = read_whole(file);
-  // A power cut may end either within a record's padding.
+  // After a power cut the log or its copy may end within a record's padding.
   bytes.resize((std::max(bytes.size(), copy.size()) + kRecordStep - 1) / kRecordStep * kRecordStep);
   copy.resize(copy.empty() ? 0 : bytes.size());
   LogWalk walk(bytes, copy, {salt_, number}, next_sequence_);
@@ -180,7 +180,7 @@ void Core::read_log(std::uint64_t number, bool last) {
   mended_ += walk.mended();
   next_sequence_ = std::max(next_sequence_, walk.expected());
   log_bytes_ += walk.position();
-  // A sync that failed before the crash may have left pages that look written, so they are written once more.
+  // After a sync that failed before the crash, the page cache may hold bytes that the disk lacks: write them once more.
   if ((last || walk.mended() > 0) && walk.position() > 0)
     disk_.write(file, 0, bytes.data(), static_cast<std::size_t>(walk.position()));
   disk_.sync(file);

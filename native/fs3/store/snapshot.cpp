@@ -1,5 +1,5 @@
-// Writing and reading snapshots of the index. A file of blocks, each with one kind of items and its own CRC, that ends
-// with an END block; little-endian.
+// Writing and reading snapshots of the index. A snapshot is a little-endian file of blocks. Each block has items of one
+// kind and a CRC; the last block is an END.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kBlockBytes = 64 << 10;
 
 struct BlockHeader {
-  std::uint32_t crc;  // of the rest of header and items, seeded with the place
+  std::uint32_t crc;  // CRC32C of the rest of the header and of the items, continued from start()
   Items items;
   std::uint32_t count, zero;
 };
@@ -38,6 +38,7 @@ struct TagItem {
   std::uint32_t channel, index, length, zero;
 };
 
+// Returns the CRC32C of a block's place, so that a block written to a wrong place does not verify.
 std::uint32_t start(std::uint64_t salt, std::uint64_t number, std::uint64_t block) {
   const std::uint64_t where[4] = {salt, number, block, 0x78656469};
   return crc32c(0, where, sizeof where);
@@ -148,8 +149,8 @@ Status Core::snapshot() {
   return Status::ok;
 }
 
-// Writes the index in batches of entries. Each entry has its current state, which is not older than the log's
-// beginning.
+// Writes the index in batches of entries. Each entry is written in its current state, which is not older than the
+// beginning of the log `number`.
 void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
   {
     const Opened file(disk_, "index-new", true), copy(disk_, copy_name("index-new"), true);
@@ -193,7 +194,7 @@ void Core::write_snapshot(std::uint64_t number, std::uint64_t sequence) {
   }
   disk_.rename(copy_name("index-new"), copy_name(index_name(number)));
   disk_.rename("index-new", index_name(number));
-  write_identity();  // rewritten too, because a misdirected write may have hit it; also syncs the names
+  write_identity();  // a misdirected write may have damaged the identity; this call also syncs the names
 }
 
 // Deletes the files that the snapshot `number` and the logs from `number` on make obsolete.
@@ -212,7 +213,7 @@ bool Core::read_snapshot(std::uint64_t number, std::uint64_t& sequence) {
   const Opened file(disk_, index_name(number), false), copy(disk_, copy_name(index_name(number)), false);
   std::vector<std::byte> bytes(kBlockBytes);
   BlockHeader header{};
-  bool there = true;  // any bytes of the block
+  bool there = true;  // whether the index or its copy has any bytes of the block
   const auto read_block = [&](std::uint64_t block) -> const std::byte* {
     there = false;
     for (const Opened* one : {&file, &copy}) {

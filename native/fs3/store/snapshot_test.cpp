@@ -15,8 +15,8 @@ namespace {
 constexpr Identity kIdentity{1, 2};
 constexpr Options kOptions{.reserve_bytes = 0};
 
-// A SimDisk that runs an action once, when the new index has its head and the store's tags are copied, but no entries
-// yet.
+// A SimDisk that runs an action once during a snapshot: after the head of the new index is written and the tags are
+// copied, before any entry is copied.
 class BusyDisk final : public Disk {
  public:
   explicit BusyDisk(SimDisk& disk) : disk_(disk) {}
@@ -53,7 +53,8 @@ class BusyDisk final : public Disk {
   int writes_ = 0;
 };
 
-// The snapshot's tags are older than its entries: a version dropped in between is pending in neither snapshot nor log.
+// A snapshot copies the tags before the entries. A version that is dropped in between is pending neither in the
+// snapshot nor in the log, and its tag must not come back either.
 void a_drop_takes_its_tag_with_it() {
   constexpr ChunkId kChunk{1, 0};
   constexpr Tag kTag{7, 1, 1};
@@ -86,7 +87,7 @@ void a_full_disk_is_tried_once() {
     store.sync();
   }
   const File log = disk.open("log-000000000000", false);
-  disk.write(log, 64 + 20, "x", 1);  // of the second record
+  disk.write(log, 64 + 20, "x", 1);  // damages the second record
   disk.close(log);
   Store store = Store::open(disk, kIdentity, kOptions);
   CHECK(store.floor() == 5 && store.statistics().mended == 1 && store.snapshot_due());

@@ -1,10 +1,10 @@
 // The chunks of one target: bytes, versions, tags and the floor, on a Disk, crash-safe at any instruction.
 // docs/internals/fs3-store.md describes the files.
 //
-// Thread contract: apply, commit, drop, read, entry, page, check and the other calls from any number of threads at
-// once. sync() and snapshot() may run concurrently with them and with each other; two calls of the same one run in
-// turn. At most one Apply per chunk is in flight (from apply() to its Done); a second one is refused. Readings must be
-// destroyed before the Store, the Store before the Disk.
+// Thread contract: any number of threads may call all methods at once. sync() and snapshot() run concurrently with the
+// other methods and with each other; two calls of sync(), or two of snapshot(), run one after the other. At most one
+// Apply per chunk is in flight (from apply() to its Done); a second one is refused. Readings must be destroyed before
+// the Store, the Store before the Disk.
 //
 // Invariants
 // 1. A chunk has at most one committed version and at most one pending one. Both are durable, with their bytes, when
@@ -12,9 +12,9 @@
 // 2. A record of the log is written after the bytes that it names are durable.
 // 3. No byte below the length of a version changes, also on the disk, while that version is committed or pending or a
 //    Reading of it lives.
-// 4. An extent is free only when no Reading holds it and recovery could not end with a durable record that names it.
-// 5. After a failed sync or log write with unknown outcome the store is failed(). It then answers reads, and answers
-//    all writes with io_error, until it is reopened.
+// 4. An extent is free only when no Reading holds it and no state that recovery could restore after a crash names it.
+// 5. After a sync or log write that failed with unknown outcome, failed() is true. Until the store is reopened, it
+//    answers reads, and answers all writes with io_error.
 #pragma once
 
 #include <array>
@@ -52,10 +52,11 @@ struct Apply {
   Version version = 0;  // not 0
   ChainVersion chain_version = 0;
   Kind kind = Kind::write;
-  bool committed = false;    // commits in the same record
+  bool committed = false;    // the record also commits the version
   std::uint32_t offset = 0;  // WRITE: offset of the bytes
-  std::uint32_t length = 0;  // TRUNCATE, EXTEND: the new length; no change if it is not shorter or longer, respectively
-  // WRITE, REPLACE; they belong to the caller, and are used until apply() returns.
+  // TRUNCATE, EXTEND: the new length. A TRUNCATE never lengthens the chunk, an EXTEND never shortens it.
+  std::uint32_t length = 0;
+  // WRITE, REPLACE: the new bytes. The caller keeps them valid until apply() returns.
   std::span<const std::byte> bytes = {};
   // CRC32C of the pieces of `bytes`, cut at the boundaries of the chunk's 4096-byte blocks (first and last may be short).
   // If empty, the store computes them. They are stored as given, not compared with the bytes.
@@ -85,7 +86,7 @@ struct VersionInfo {
   std::uint32_t length = 0;
   std::uint32_t crc = 0;
   bool remove = false;  // only for a pending version: it will remove the chunk
-  bool lost = false;    // damage of the log took its bytes
+  bool lost = false;    // its bytes are lost, because the log is damaged
 };
 
 struct Entry {
@@ -93,21 +94,21 @@ struct Entry {
   VersionInfo committed, pending;
 };
 
-// A committed chunk, and the length of the row that ends at it: chunks of its inode, `stride` apart, including itself,
-// at most kMostRun.
+// A committed chunk, and the number of chunks in the row that ends with it. A row is the chunks of one inode at indices
+// `stride` apart, without a gap.
 struct Last {
   ChunkId chunk;
-  std::uint32_t length = 0;
-  std::uint32_t run = 1;
+  std::uint32_t length = 0;  // of this chunk, in bytes
+  std::uint32_t run = 1;     // chunks of the row, including this one; at most kMostRun
 };
 
 struct Statistics {
   std::uint64_t chunks = 0;        // with a committed or pending version
   std::uint64_t bytes = 0;         // sum of the committed lengths
   std::uint64_t extents = 0;       // extents not free
-  std::uint64_t extent_bytes = 0;  // bytes of those
+  std::uint64_t extent_bytes = 0;  // bytes of the extents not free
   std::uint64_t index_bytes = 0;   // memory of the index
-  std::uint64_t log_bytes = 0;     // since the last snapshot
+  std::uint64_t log_bytes = 0;     // bytes of the logs since the last snapshot
   std::uint64_t held = 0;          // extents held by Readings
   std::uint64_t mended = 0;        // damaged pieces of log, index and identity that open() took from their copies
 };
@@ -122,11 +123,12 @@ class Reading {
   Reading& operator=(Reading&& other) noexcept;
   ~Reading() { release(); }
 
-  Status status = Status::not_found;  // ok, not_found, corrupt (its extent is lost), or io_error (the rest is invalid)
+  // ok, not_found, corrupt (the version's extent is lost), or io_error (the other fields are invalid)
+  Status status = Status::not_found;
   Version version = 0;
   std::uint32_t chunk_length = 0;
   // The whole blocks that cover the requested range; the last one ends with the chunk. Bytes [offset, offset + length)
-  // of the chunk are at `position` of `file`; bytes beyond the file's end are zeros. Empty if length is 0.
+  // of the chunk are at `position` of `file`; bytes beyond the file's end are zeros. If length is 0, there are none.
   std::uint32_t offset = 0;
   std::uint32_t length = 0;
   File file = kNoFile;
@@ -134,7 +136,7 @@ class Reading {
   Crcs crcs;  // one per block, as stored: the user of the bytes must compare
 
   Status copy(void* to) const;                                // copies `length` bytes; ok or io_error
-  static void release(std::span<Reading> readings) noexcept;  // like destroying each, but cheaper
+  static void release(std::span<Reading> readings) noexcept;  // like the destruction of each Reading, but cheaper
 
  private:
   friend class Core;
@@ -143,7 +145,7 @@ class Reading {
   std::uint64_t held_ = 0;  // the extent, packed
 };
 
-// One of many reads: `to` receives what `read` would return for it.
+// One of several reads in one call: `to` receives the Reading that `read` would return for these arguments.
 struct ReadAsk {
   ChunkId chunk;
   Version version = 0;
@@ -159,8 +161,8 @@ class Store {
   Store(Store&&) noexcept;
   ~Store();
 
-  // Writes the bytes and queues the record. ok: a Done with `op` comes from a sync(). Otherwise it is refused and
-  // nothing changed: diverged (wrong base, another pending version, or another Apply in flight), corrupt (needed bytes
+  // Writes the bytes and queues the record. ok: a later sync() returns a Done with `op`. Otherwise the change is refused
+  // and nothing changed: diverged (wrong base, another pending version, or another Apply in flight), corrupt (needed bytes
   // of the base fail their CRC), no_space, io_error, invalid.
   Status apply(std::uint64_t op, const Apply& apply);
   // Makes the pending `version` the committed one, at once; its record becomes durable with the next sync(). Before
@@ -168,15 +170,15 @@ class Store {
   Status commit(ChunkId chunk, Version version);
   // Drops the pending version and sets its tag's version to 0, in one record; otherwise like commit().
   Status drop(ChunkId chunk, Version version);
-  void raise_floor(Version floor);           // these four also become durable with the next sync()
+  void raise_floor(Version floor);           // this call and the next three also become durable with the next sync()
   void keep_tag(const Tagged& tagged);       // no effect if a tag with a larger (seq, version) is known
   void forget_client(std::uint64_t client);  // forgets the client's tags
-  void keep_state(const std::array<std::uint64_t, 4>& words);  // words that the replica uses
+  void keep_state(const std::array<std::uint64_t, 4>& words);  // the replica's own words; the store only keeps them
 
   // Group commit of all changes queued before. Never throws; the Dones and failed() report failures.
   std::vector<Done> sync();
-  // Returns whether the last sync() made its batch durable. If not, and the store has not failed, the next sync()
-  // writes its records other than Applies again.
+  // Returns whether the last sync() made its batch durable. If it did not, and failed() is false, the next sync() writes
+  // the records of the batch again, except for its Applies.
   bool synced() const;
   bool snapshot_due() const;
   Status snapshot();  // starts a new log, writes the index, deletes old logs. An error loses no data
@@ -186,9 +188,10 @@ class Store {
   void read(std::span<const ReadAsk> asks);  // like many calls of read, at much less cost
   Entry entry(ChunkId chunk) const;          // both versions 0: no such chunk
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;  // in order
-  // Returns the chunk of `upto`'s inode with the largest index up to its own; the row has chunks `stride` apart. Takes
-  // time logarithmic in all chunks, and linear in the row and in the pending chunks that are skipped.
-  std::optional<Last> last(ChunkId upto, std::uint32_t stride = 0) const;  // 0: the run is 1
+  // Returns the committed chunk of the inode `upto.inode` with the largest index up to `upto.index`. `run` counts the row
+  // of chunks `stride` apart that ends with this chunk; stride 0: `run` is 1. Takes time logarithmic in all chunks, and
+  // linear in the row and in the pending chunks that are skipped.
+  std::optional<Last> last(ChunkId upto, std::uint32_t stride = 0) const;
   // Reads the committed version whole and compares it with its CRCs: ok, corrupt, not_found, io_error.
   Status check(ChunkId chunk);
 
@@ -196,8 +199,8 @@ class Store {
   std::vector<Tagged> tags() const;  // in order
   std::optional<Tagged> tag(std::uint64_t client, std::uint32_t channel) const;
   std::array<std::uint64_t, 4> state() const;
-  // True if part of the log or the index was unreadable when the store was opened, now or before. Any chunk may be
-  // missing, old or back from removal, and tags and floor may be too low. The damage lasts until clear_damage(), which
+  // True if part of the log or the index was unreadable at this or an earlier open. Then any chunk may be missing or old,
+  // removed chunks may be present again, and tags and floor may be too low. The damage lasts until clear_damage(), which
   // declares that all contents were compared with another target's. The record of clear_damage() becomes durable with
   // the next sync().
   bool damaged() const;

@@ -1,5 +1,6 @@
-// Random histories against a model: power cuts at any call, failing calls, lies. FIREFLYER_STORE_HISTORIES: their
-// number; FIREFLYER_STORE_SEED: run only that one.
+// Random histories of a store against a model, on three kinds of disks: with failing calls, with writes that the disk
+// silently loses or misplaces (lies), and with stored bytes that decay (rots). Power cuts come at any call.
+// FIREFLYER_STORE_HISTORIES: number of histories. FIREFLYER_STORE_SEED: runs only the history of this seed.
 #include <unistd.h>
 
 #include <chrono>

@@ -90,13 +90,13 @@ void damaged_bytes_are_corrupt() {
         Status::corrupt);
   CHECK(put(store, chunk, 1, pattern(20000, 2)) == Status::ok && store.check(chunk) == Status::ok);
   const std::uint32_t zero = 0;
-  overwrite(disk, "data-2-0", class_bytes(2) + 4, &zero, 4);  // its table
+  overwrite(disk, "data-2-0", class_bytes(2) + 4, &zero, 4);  // the extent's table of CRCs
   CHECK(store.check(chunk) == Status::corrupt && put(store, chunk, 2, pattern(100, 3)) == Status::corrupt);
   CHECK(put(store, chunk, kAnyBase, pattern(30, 3), 0, Kind::replace) == Status::ok);
   CHECK(whole(store, chunk) == pattern(30, 3));
 }
 
-// The disk loses the write of bytes and table together: the old bytes there were valid for another chunk.
+// The disk loses a write of an extent's bytes and table of CRCs. The old bytes and table were valid for another chunk.
 void lost_write_of_all_is_corrupt() {
   SimDisk disk(1);
   Store store = Store::open(disk, kIdentity, kOptions);
@@ -113,7 +113,7 @@ void lost_write_of_all_is_corrupt() {
   CHECK(reading.status == Status::ok && reading.crcs.size() == 1 && reading.crcs[0] != crc32c(0, old.data(), kBlock));
 }
 
-// Cached CRCs are those of the version that is read now, and `check` uses the disk's.
+// Cached CRCs are those of the version that is read now; `check` uses the CRCs on the disk.
 void small_reads_get_the_crcs_of_their_version() {
   SimDisk disk(1);
   Store store = Store::open(disk, kIdentity, kOptions);
@@ -169,7 +169,7 @@ void write_history(Store& store) {
   CHECK(remove(store, {2, 0}) == Status::ok);  // the last record
 }
 
-// Returns how many chunks are as they were written; the others are older, or gone.
+// Returns how many chunks have the bytes last written to them; the other chunks are older, or gone.
 std::uint32_t chunks_as_written(Store& store) {
   std::uint32_t good = 0;
   for (std::uint32_t index = 0; index < kMended; ++index)
@@ -249,8 +249,8 @@ void one_lost_or_cut_file_is_mended() {
   }
 }
 
-// Damages both at one place: the store reports it, and the chunks of all other records stay.
-void a_place_damaged_twice_is_said() {
+// Damages the log and its copy at the same offset: the store reports it, and the chunks of all other records stay.
+void a_place_damaged_twice_is_reported() {
   for (std::uint64_t at = 64 + 61; at + 256 < 64 + 128 * 7; at += 61) {
     SimDisk disk(1);
     std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
@@ -262,9 +262,9 @@ void a_place_damaged_twice_is_said() {
   }
 }
 
-// The log lost a REMOVE, so two chunks claim one extent: the chunk whose bytes it holds gets it. Reported until the damage
-// is cleared, over restarts and snapshots.
-void damaged_log_is_said() {
+// The log lost a REMOVE, so two chunks claim one extent: the chunk whose bytes the extent holds gets it. The store
+// reports the damage, across restarts and snapshots, until clear_damage().
+void damaged_log_is_reported() {
   SimDisk disk(1);
   std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
   const auto reopen = [&] {
@@ -294,7 +294,7 @@ void damaged_log_is_said() {
   CHECK(!store->damaged() && whole(*store, {1, 0}) == pattern(70, 4) && store->statistics().extents == 2);
 }
 
-void damaged_snapshot_and_identity_are_said() {
+void damaged_snapshot_and_identity_are_reported() {
   SimDisk disk(1);
   std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
   for (std::uint64_t i = 0; i < 3000; ++i)
@@ -326,11 +326,11 @@ void large_chunks() {
   const ChunkId chunk{1, 0};
   Bytes right = pattern(3'000'001, 1);
   CHECK(put(store, chunk, 0, right) == Status::ok && whole(store, chunk) == right);
-  CHECK(resize(store, chunk, 1, Kind::extend, 20'000'000) == Status::ok);  // another class: copied, with a hole
+  CHECK(resize(store, chunk, 1, Kind::extend, 20'000'000) == Status::ok);  // to another size class, with a hole
   right.resize(20'000'000);
   CHECK(whole(store, chunk) == right && disk.used_bytes("data-") < 5'000'000);
   const Bytes more = pattern(2'500'000, 5);
-  CHECK(put(store, chunk, 2, more, 30'000'000) == Status::ok);  // to another class too
+  CHECK(put(store, chunk, 2, more, 30'000'000) == Status::ok);  // to another size class again
   right.resize(30'000'000);
   right.insert(right.end(), more.begin(), more.end());
   CHECK(whole(store, chunk) == right && store.check(chunk) == Status::ok);
@@ -342,12 +342,12 @@ void large_chunks() {
   right.insert(right.end(), more.begin(), more.end());
   CHECK(whole(store, chunk) == right && store.statistics().extents == 1);
   CHECK(put(store, chunk, 5, more, static_cast<std::uint32_t>(kLargestChunk - more.size() + 1)) == Status::invalid);
-  CHECK(resize(store, chunk, 5, Kind::truncate, 1'100'000) == Status::ok);  // a much smaller class: copied
+  CHECK(resize(store, chunk, 5, Kind::truncate, 1'100'000) == Status::ok);  // to a much smaller size class
   right.resize(1'100'000);
   CHECK(whole(store, chunk) == right && store.statistics().extent_bytes < 6'000'000);
 }
 
-// Bytes that a TRUNCATE cuts off stay for their Readings, and for a crash before its commit is durable.
+// Bytes that a TRUNCATE cuts off remain for existing Readings, and for recovery until its commit is durable.
 void truncate_seals() {
   SimDisk disk(1);
   std::optional<Store> store(Store::open(disk, kIdentity, kOptions));
@@ -439,7 +439,7 @@ void the_index_is_small() {
   }
 }
 
-// Compared with a set, in any order and with holes; then the effect of pending versions and limits on a row.
+// Compares last() with a std::set under random changes. Then checks rows with pending versions, and rows at the limits.
 void last_chunks_and_their_rows() {
   SimDisk disk(1);
   Store store = Store::open(disk, kIdentity, kOptions);
@@ -483,7 +483,7 @@ void last_chunks_and_their_rows() {
   CHECK(row(6, kLastIndex, 7) == Row(kLastIndex, 3) && row(6, kLastIndex, kLastIndex) == Row(kLastIndex, 1));
   CHECK(row(6, kLastIndex - 15, 7) == Row(3, 1) && row(6, 2, 7) == Row(0, 0) && row(9, kLastIndex, 1) == Row(0, 0));
   CHECK(row(7, kLastIndex, 3) == Row(19, 1) && row(7, 18, 3) == Row(13, 2) &&
-        row(7, 13, 0) == Row(13, 1));  // pending: not yet
+        row(7, 13, 0) == Row(13, 1));  // chunks 16 and 22 are pending, so they do not count yet
   CHECK(store.commit({7, 16}, 2) == Status::ok && row(7, 21, 3) == Row(19, 4));
   constexpr std::uint32_t kTop = 5 + 3 * (kMostRun + 9);
   CHECK(row(8, kLastIndex, 3) == Row(kTop, kMostRun) && row(8, kTop - 3 * kMostRun, 3) == Row(5 + 27, 10));
@@ -565,7 +565,7 @@ void many_threads() {
     for (std::uint64_t t = 0; t < kThreads; ++t) threads[t].join();
     over = true;
     for (std::size_t t = kThreads; t < threads.size(); ++t) threads[t].join();
-    CHECK(store.sync().empty());  // the last commits
+    CHECK(store.sync().empty());  // only the last commits were queued
     CHECK(store.statistics().extents == kThreads && store.statistics().held == 0);
   }
   disk.power_cut(1);
@@ -587,9 +587,9 @@ int main() {
   small_reads_get_the_crcs_of_their_version();
   one_damaged_place_is_mended();
   one_lost_or_cut_file_is_mended();
-  a_place_damaged_twice_is_said();
-  damaged_log_is_said();
-  damaged_snapshot_and_identity_are_said();
+  a_place_damaged_twice_is_reported();
+  damaged_log_is_reported();
+  damaged_snapshot_and_identity_are_reported();
   large_chunks();
   truncate_seals();
   full_disk();

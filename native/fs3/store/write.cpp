@@ -1,4 +1,4 @@
-// apply: placement of a version's bytes, and their CRCs.
+// Store::apply: writes the bytes of a version and their CRCs into an extent.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -73,8 +73,8 @@ Status Core::plan(const Apply& apply, Plan& plan) {
   }
   if (written.size() == 0) written = {entry.length, entry.length};
 
-  // Chooses the extent. The base's extent also serves a version without new bytes, a shorter one, and one that appends
-  // where no version has bytes.
+  // Chooses the extent. A version without new bytes shares the base's extent if it is not much shorter. A version that
+  // appends shares it if no other version has bytes there.
   const bool covers = written.begin == 0 && written.end == entry.length;  // needs no bytes of the base
   if (!covers && (base.flags & IndexEntry::kLost)) return Status::corrupt;
   const bool appends = written.begin >= base.length && entry.length > base.length;

@@ -11,8 +11,8 @@
 // Mirrors are in the arena, so the ranks of a host reduce them in place.
 //
 // Invariants
-//   - A user's stream waits only for `done`. `done` is recorded when the call is submitted, so that waiting for it
-//     never comes too early.
+//   - A user's stream waits only for `done`. The event `done` is recorded when the call is submitted, so a stream that
+//     waits for it later always waits for this call.
 //   - The mirrors live until the engine and both streams have finished with them, even after a failure.
 //   - If an operation fails, its gate opens nevertheless, and its outputs are filled with 0xFF bytes, NaN in every
 //     floating type. So a stream that continues computes no plausible numbers from them.
@@ -106,7 +106,7 @@ class Passage {
  private:
   friend class Stager;
   friend class Staging;
-  struct Part {  // an operation's
+  struct Part {  // the part of the call that one operation of the engine handles
     Passage* passage;
     std::uint32_t number;  // from 1
     bool has_input;
@@ -123,8 +123,8 @@ class Passage {
   Device& device_;
   const Device::Event done_;
   char* mirror_ = nullptr;  // the gate, then mirrors
-  Flag* open_ = nullptr;    // parts that may be copied out, in pinned memory
-  Flag arrived_{};          // parts whose input is in its mirror
+  Flag* open_ = nullptr;    // number of parts that may be copied out; the Flag is in pinned memory
+  Flag arrived_{};          // number of parts whose input is in its mirror
   Flag finished_{};         // 1: users_ is 0
   std::deque<Part> parts_;
   std::atomic<std::size_t> users_{0};  // users of the mirrors: operations, and the device
@@ -148,7 +148,7 @@ class Staging {
 
  private:
   std::shared_ptr<Passage> passage_;  // null once finished
-  Passage::Part& part_;               // of it
+  Passage::Part& part_;               // the part of *passage_ that this operation handles
 };
 
 // Stages the calls of one group on one device.

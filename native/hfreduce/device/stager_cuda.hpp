@@ -1,7 +1,7 @@
-// A CUDA device: libcudart and one call of libcuda, loaded for the first device.
+// A CUDA device, used through libcudart and one function of libcuda. The first device loads both libraries.
 //
-// FIREFLYER_CUDART and FIREFLYER_CUDA name the libraries; else it uses the runtime that the process has already loaded
-// (torch's), then libcudart.so.13 or .12, and libcuda.so.1. Nothing is compiled or linked against CUDA.
+// FIREFLYER_CUDART and FIREFLYER_CUDA name the libraries. Otherwise the device uses the runtime that the process has
+// already loaded (torch's), or else libcudart.so.13 or .12, and libcuda.so.1. Nothing is compiled or linked against CUDA.
 #pragma once
 
 #include "hfreduce/device/stager.hpp"

@@ -37,9 +37,9 @@ class FakeDevice : public Device {
   bool pin(char* data, std::size_t bytes) override;
   void unpin(char* data) noexcept override;
 
-  // Calls of the user.
+  // Calls that a test makes as the user of the device.
   void copy(Stream stream, char* to, const char* from, std::size_t bytes);
-  void stop(Stream stream);  // before its next command
+  void stop(Stream stream);  // stops the stream before its next command, until go_on()
   void go_on(Stream stream);
   void synchronize(Stream stream);  // blocks until all queued commands have run
   // All commands that have run, in order, as "stream command": "2 to_host 4096".
@@ -61,7 +61,7 @@ class FakeDevice : public Device {
     bool stopped = false, busy = false;
     std::thread thread;
   };
-  struct State {  // of an event
+  struct State {  // of an event: numbers of its last record() that was queued, and of the last that has run
     std::uint64_t recorded = 0, reached = 0;
   };
 
@@ -71,7 +71,7 @@ class FakeDevice : public Device {
   const std::chrono::microseconds delay_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<Stream, Queue> queues_;  // never erased; guarded by mutex_, as are all below
+  std::map<Stream, Queue> queues_;  // entries are never erased; guarded by mutex_, as are all members below
   std::map<Event, State> events_;
   std::map<char*, std::size_t> pinned_;
   std::vector<std::string> history_;

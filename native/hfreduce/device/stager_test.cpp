@@ -26,7 +26,7 @@ std::unique_ptr<Group> lone_group(double timeout_s) {
   return std::make_unique<Group>(Group::Config{0, 1, timeout_s, Layout{{{0}}, 0, 0, {0}}}, nullptr);
 }
 
-// Both ranks of one host.
+// Returns the groups of the two ranks of one host.
 std::array<std::unique_ptr<Group>, 2> pair_of_groups() {
   Segment control = Segment::create("stager-test", Team::control_bytes(2));
   Segment same = Segment::attach(::dup(control.fd()));
@@ -104,7 +104,8 @@ void the_order_of_the_stream_holds_without_the_host(const std::vector<std::uint6
   for (std::thread& rank : ranks) rank.join();
 }
 
-// The second part of the input leaves the device only after the first part of the result is back.
+// A device that copies the second part of the input to the host only after the first part of the result is back. A call
+// ends on it only if copies and reductions of different parts overlap.
 class Interlocked final : public FakeDevice {
  public:
   Interlocked() : block_(Arena::of_process().allocate(sizeof(Flag))), back_(*new (block_) Flag{}) {
@@ -146,7 +147,7 @@ void parts_are_copied_and_reduced_at_once() {
   CHECK(has("to_device 4096") == 2 && has("to_device 3808") == 1);
 }
 
-// All kinds of piece lists: input and output apart, no input, no output, nothing at all.
+// All kinds of piece lists: input and output in different memory, no input, no output, nothing at all.
 void rows_are_mirrored() {
   FakeDevice device;
   Stager stager(device);
@@ -215,7 +216,7 @@ void an_abort_ends_the_wait_for_the_device() {
   CHECK(later.passage->wait(kTimeout));
 }
 
-void whoever_comes_first_may_leave_first() {
+void a_passage_outlives_its_group_and_stager() {
   FakeDevice device(200us);
   const auto user = device.make_stream();
   std::vector<float> tensor(1000, 7.0f);
@@ -244,7 +245,7 @@ void nothing_grows() {
     }
   }
   CHECK(Arena::of_process().reserved_bytes() == reserved);
-  CHECK(device.live_events() <= events + 1);  // the previous call's event may still be on its way back
+  CHECK(device.live_events() <= events + 1);  // the previous call may not have given back its event yet
   CHECK(device.pinned_bytes() <= reserved);
 }
 
@@ -259,7 +260,7 @@ void check_throws(Code code, Action action) {
   CHECK(thrown);
 }
 
-void memory_of_others_is_pinned_once() {
+void pinned_memory_is_not_pinned_again() {
   FakeDevice device;
   std::vector<float> mine(1000);
   CHECK(device.pin(bytes(mine), 4000));
@@ -269,7 +270,7 @@ void memory_of_others_is_pinned_once() {
   CHECK(device.pinned_bytes() == 0);
 }
 
-void misuse_is_told() {
+void misuse_is_rejected() {
   FakeDevice device;
   Stager stager(device);
   const auto user = device.make_stream();
@@ -297,8 +298,8 @@ int main() {
   rows_are_mirrored();
   an_input_that_never_comes_ends_at_the_timeout();
   an_abort_ends_the_wait_for_the_device();
-  whoever_comes_first_may_leave_first();
+  a_passage_outlives_its_group_and_stager();
   nothing_grows();
-  memory_of_others_is_pinned_once();
-  misuse_is_told();
+  pinned_memory_is_not_pinned_again();
+  misuse_is_rejected();
 }

@@ -100,7 +100,7 @@ std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     withdrawals_.erase(number);
     const auto is_next = [&](const auto& o) { return o->number == number; };
-    changed_.wait(lock, [&] {  // other ranks may have submitted it before this one
+    changed_.wait(lock, [&] {  // other ranks may have submitted the operation before this rank
       turn = std::find_if(queue_.begin(), queue_.end(), is_next);
       return turn != queue_.end() || closing_ || broken_;
     });
@@ -112,7 +112,8 @@ std::shared_ptr<Operation> Group::next(std::unique_lock<std::mutex>& lock) {
   return operation;
 }
 
-// Returns this rank's choice. REQUIRES: mutex_ held, the front of the queue has a priority.
+// Returns this rank's choice of the next operation, as a verdict(). REQUIRES: mutex_ held, and the front of the queue
+// has a priority.
 std::uint64_t Group::choose_next() const {
   const auto fence = std::find_if(queue_.begin(), queue_.end(), [](const auto& o) { return o->request.priority == 0; });
   const auto withdrawn =
@@ -213,7 +214,7 @@ std::optional<Error> Group::failure() {
   return broken_;
 }
 
-// Breaks the group here, on the other ranks of this host, and on the links, so that one error ends it everywhere.
+// Breaks the group on this rank, on the other ranks of this host, and on the links to other hosts.
 // REQUIRES: mutex_ held.
 void Group::break_with(const Error& error) {
   if (broken_ || fork_guard::generation() != generation_) return;

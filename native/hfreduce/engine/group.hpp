@@ -1,8 +1,8 @@
 // A process group: the team of this host, the links to other hosts, and the queue of operations.
 //
 // Thread contract: every method may be called from any thread. Operations run one at a time, by default in the order of
-// submission. The submitting thread runs an operation if it waits at once and nothing is queued. Otherwise the group's
-// own thread runs it. That thread starts with the first queued operation and ends with the group.
+// submission. A thread that submits an operation and waits for it at once runs it itself, if nothing is queued. Otherwise
+// the group's own thread runs the operation. That thread starts with the first queued operation and ends with the group.
 //
 // Among adjacent queued operations with a priority, the highest priority runs first. Rank 0 decides the order for all
 // ranks, because ranks may see operations arrive at different times. An operation without priority is never overtaken
@@ -50,7 +50,8 @@ class Group {
   void abort();
   // Ends the running operation and all later ones with this error, here and on the ranks that wait for this rank.
   void fail(const Error& error);
-  // Makes waits for other ranks time out now, because some rank's timeout has passed. Each wait names the awaited rank.
+  // Makes waits for other ranks time out now, because some rank's timeout has passed. The error of each wait names the
+  // rank that was waited for.
   void hurry() { hurried_ = true; }
   // Records a request of some rank to cancel the operation of this number. Has an effect on rank 0 only.
   void withdraw(std::uint64_t number);
@@ -60,7 +61,7 @@ class Group {
   using Announcer = std::function<Error(const Error&)>;
   void set_announcer(Announcer announcer);
 
-  // Returns the ranks of other hosts that a call sends to; their links must exist when it is submitted.
+  // Returns the ranks of other hosts that a call sends to; links to them must exist when the call is submitted.
   std::vector<int> peers(const Request& request);
   // Connected sockets for the payload; the group owns them from here on.
   void add_outgoing(int rank, int fd);
@@ -101,7 +102,7 @@ class Group {
   std::optional<Error> broken_;  // error of all further operations
   Announcer announcer_;
   std::thread thread_;
-  std::uint64_t seq_ = 0;  // of the running thread
+  std::uint64_t seq_ = 0;  // sequence number of the next call; only the thread that runs operations uses it
 };
 
 }  // namespace ff::hfreduce

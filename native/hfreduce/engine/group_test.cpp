@@ -1,5 +1,5 @@
-// Groups whose ranks are threads of this process: every collective on every layout, order, priorities, and abort. For
-// the sanitizers.
+// Groups whose ranks are threads of this process, so that sanitizers see all ranks: every collective on every layout,
+// order, priorities, and abort.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@ std::unique_ptr<Team> make_team(const Segment& control, std::vector<Member> memb
   return std::make_unique<Team>(Segment::attach(::dup(control.fd())), std::move(members), me, false);
 }
 
-// Ranks in the order of hosts; every pair of ranks of different hosts is linked both ways.
+// Makes the groups of all ranks, host by host; links every pair of ranks of different hosts both ways.
 Groups make_world(const Sizes& sizes, double timeout_s = 60) {
   Layout layout;
   int world = 0;
@@ -223,12 +223,13 @@ class Herald {
 
 struct Mismatch {
   Kind kind;
-  // One rank expects less from one other rank; else the last rank offers more to all and expects more from all.
+  // True: one rank expects less from one other rank. False: the last rank sends more to all ranks, and expects more from
+  // all ranks.
   bool one_pair;
   bool zero_copy;
 };
 
-// No rank may succeed or read bytes that were not given, and no byte of a mismatched piece is written.
+// No rank may succeed or read bytes outside the given pieces, and no byte of a mismatched piece is written.
 void lengths_that_differ_end_the_call_on_every_rank(const Sizes& sizes, std::size_t count, const Mismatch& what) {
   auto groups = make_world(sizes);
   Herald herald(groups);

@@ -32,7 +32,7 @@ struct Request {
   Pieces in, out;
   int priority = 0;                            // higher first; 0: in the order of submission
   float* residual = nullptr;                   // error feedback of the wire codec: a float per element
-  std::uint64_t seed = 0;                      // of stochastic rounding on the wire; 0: to nearest
+  std::uint64_t seed = 0;                      // of stochastic rounding on the wire; 0: rounds to nearest
   double timeout_s = 0;                        // of this call, from the start of its turn; 0: the group's
   std::shared_ptr<Staging> staging = nullptr;  // for a call on device memory, whose pieces are mirrors
 };

@@ -15,7 +15,7 @@ namespace ff::hfreduce {
 struct Record {
   enum class State : std::uint32_t { queued = 1, running, done, failed, cancelled };
   std::uint64_t number;  // in the order of submission, from 0
-  Call call;             // its seq is valid once it runs
+  Call call;             // call.seq is valid once the operation runs
   State state;
   std::uint64_t submitted_ns, started_ns, ended_ns;  // monotonic clock; 0: not yet
 };
@@ -24,7 +24,7 @@ class Recorder {
  public:
   static constexpr std::size_t kRecords = 256;
 
-  std::uint64_t submitted(const Call& call);  // returns its number
+  std::uint64_t submitted(const Call& call);  // returns the number of the new operation
   void started(std::uint64_t number, const Call& call);
   void ended(std::uint64_t number, Record::State state);
   std::vector<Record> records() const;  // oldest first

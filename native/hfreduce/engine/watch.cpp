@@ -19,9 +19,9 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x31776666;  // "ffw1"
-constexpr auto kVerdict = std::chrono::milliseconds(200);
-constexpr std::size_t kWithdrawals = 4096;  // most withdrawals remembered
+constexpr std::uint32_t kMagic = 0x31776666;               // "ffw1"
+constexpr auto kVerdict = std::chrono::milliseconds(200);  // wait for other ranks' notices before an error is reported
+constexpr std::size_t kWithdrawals = 4096;                 // maximum number of remembered withdrawals
 constexpr Code kLastCode = Code::rank_failed;
 
 // Sets keep-alive and timeouts, so that the links of a vanished host end after about 15 s.
@@ -44,7 +44,7 @@ std::string name(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
-// Sent over the links: the fields up to `text`, then the first `bytes` of it.
+// Message between ranks. The links carry the fields before `text`, then the first `bytes` bytes of `text`.
 struct Watch::Notice {
   std::uint32_t magic = kMagic;
   Kind kind{};
@@ -52,7 +52,7 @@ struct Watch::Notice {
   std::uint16_t bytes = 0;
   std::int32_t rank = -1;
   std::uint32_t reserved = 0;
-  std::uint64_t operation = 0;  // number of a withdrawn operation; for a suspicion the awaited rank
+  std::uint64_t operation = 0;  // withdraw: number of the operation; suspect: the rank that was waited for
   char text[kTextBytes] = {};
 
   static Notice of(Kind kind, const Error& error) {
@@ -141,7 +141,7 @@ void Watch::add_link(int rank, int socket) {
   Link& link = *(links_[socket] = std::make_unique<Link>(Link{rank, socket}));
   poll(socket, EPOLLIN | EPOLLRDHUP, false);
   if (failure_)
-    send(link, Notice::of(Kind::broken, *failure_));  // the link came too late to get it with the other links
+    send(link, Notice::of(Kind::broken, *failure_));  // the other links got the notice before this link was added
 }
 
 void Watch::listen(Listener listener) {
@@ -154,11 +154,11 @@ void Watch::listen(Listener listener) {
 int Watch::receive_about_blamed(std::unique_lock<std::mutex>& lock, const Error& error) {
   std::vector<int> sockets;
   for (const auto& [socket, link] : links_) sockets.push_back(socket);
-  for (const int socket : sockets) receive(*links_.at(socket));  // notices there are older than this error
+  for (const int socket : sockets) receive(*links_.at(socket));  // these notices are older than this error
   const int blamed = error.rank();
   if (blamed >= 0) {
-    // A rank whose connection ended may have broken the group because of another rank. Then it sent a notice of that
-    // before its `left`, and the notice is in flight.
+    // The blamed rank may have ended its connection because of another rank's failure. Then it sent a `broken` notice
+    // about this failure before its `left` notice, and both are in flight.
     changed_.wait_for(lock, kVerdict, [&] { return failure_ || left_.contains(blamed) || leaving_; });
   }
   return blamed;
@@ -172,8 +172,8 @@ Error Watch::verdict(const Error& error) {
   return failure_.value_or(error);
 }
 
-// Returns the error that blames the cause of a late rank. Every rank that waits for another one reports that within
-// kVerdict; a rank that does not report is frozen, or outside the operation.
+// Returns the error that blames the rank because of which the late rank is late. Every rank that waits for another rank
+// reports the rank that it waits for, within kVerdict. A rank that reports none is frozen, or outside the operation.
 Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
   Notice notice = Notice::of(Kind::suspect, Error(Code::collective, "", rank_));
   notice.operation = static_cast<std::uint64_t>(late.rank());
@@ -231,7 +231,8 @@ void Watch::leave(double seconds) {
       flush(*link);
     }
   }
-  // Closing a socket with unread bytes drops bytes that it has not delivered yet, so the neighbours close first.
+  // If this rank closed a socket with unread bytes, sent bytes that are not delivered yet would be lost. So it waits
+  // until the neighbours have closed their ends.
   changed_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return links_.empty(); });
 }
 
@@ -339,7 +340,7 @@ void Watch::process_ended(int pidfd) {
   const int rank = processes_[pidfd];
   processes_.erase(pidfd);
   fork_guard::close(pidfd);
-  // A `left` notice is in the link already, because it was sent before the process ended.
+  // If the rank sent a `left` notice, the link has it already, because the rank sent it before its process ended.
   std::vector<int> sockets;
   for (const auto& [socket, link] : links_) {
     if (link->rank == rank) sockets.push_back(socket);

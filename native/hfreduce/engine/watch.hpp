@@ -2,12 +2,12 @@
 //
 // A rank watches the processes of its host by pidfds, and its neighbours by control links: duplex stream sockets
 // to every rank of its host and to a few on other hosts, so that the links of all ranks form one connected graph.
-// Notices are flooded: a rank sends each new notice over all its links; a rank that receives it first forwards it.
+// Notices are flooded: a rank sends each new notice over all its links, also a notice that it receives for the first time.
 //
 //   notice   meaning                                              what the receiving ranks do
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
 //   broken   a rank breaks the group: timeout, desync, abort      the same error everywhere
-//   left     `rank` left the group in an orderly way              nothing, until they wait for it
+//   left     `rank` left the group in an orderly way              nothing, until they wait for `rank`
 //   suspect  `rank` timed out waiting for another rank            they stop waiting, too, and name the awaited rank
 //   withdraw `rank` asks to cancel an operation                   rank 0 decides; the other ranks: nothing
 //
@@ -34,7 +34,7 @@ namespace ff::hfreduce {
 
 class Watch {
  public:
-  static constexpr std::size_t kTextBytes = 1024;  // of an error's message at most; longer ones are cut
+  static constexpr std::size_t kTextBytes = 1024;  // maximum length of an error's message; a longer one is cut
 
   struct Listener {
     std::function<void()> suspected = nullptr;              // called once, when some rank has waited too long
@@ -43,11 +43,12 @@ class Watch {
   };
 
   Watch(int rank, int world);
-  ~Watch();  // without leave(): the neighbours take it for a death
+  ~Watch();  // closes all links; without a leave() before, the neighbours report that this rank died
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // Both own their descriptor, guard it against forks, and throw Code::invalid for a rank outside the group.
+  // Both methods take ownership of the descriptor, guard it against forks, and throw Code::invalid for a rank outside the
+  // group.
   void add_process(int rank, int pidfd);
   void add_link(int rank, int socket);
 
@@ -70,7 +71,7 @@ class Watch {
   // Sends `left` and waits until the neighbours have received it, for at most `seconds`. Later events of the group
   // are ignored.
   void leave(double seconds = 1.0);
-  // Closes all links without `left`: the neighbours take it for a death.
+  // Closes all links without `left`, so the neighbours report that this rank died.
   void drop_links();
 
   std::optional<Error> failure() const;
@@ -115,7 +116,7 @@ class Watch {
   bool reported_failure_ = false, reported_suspicion_ = false, leaving_ = false, closing_ = false;
   std::map<int, int> suspects_;            // rank that waited too long -> rank it waited for
   std::set<std::uint64_t> withdrawn_;      // latest numbers, to recognize notices that arrive again
-  std::vector<std::uint64_t> unreported_;  // those not yet passed to the listener
+  std::vector<std::uint64_t> unreported_;  // withdrawn operations not yet passed to the listener
   std::thread thread_;
 };
 

@@ -25,7 +25,7 @@ std::pair<int, int> socket_pair() {
   return {pair[0], pair[1]};
 }
 
-// Ranks 0 - 1 - 2 - ... in a row: notices from one end pass through all.
+// Watches of ranks linked in a row, 0 - 1 - 2 - ...: a notice from rank 0 reaches the last rank through all others.
 struct Row {
   explicit Row(int world) {
     for (int r = 0; r < world; ++r) watches.push_back(std::make_unique<Watch>(r, world));
@@ -44,7 +44,7 @@ Error failure_of(Watch& watch) {
   return *watch.failure();
 }
 
-void a_death_is_told_to_all() {
+void a_death_is_reported_to_all() {
   Row row(4);
   row.watches[0].reset();
   for (int r = 1; r < 4; ++r) {
@@ -54,7 +54,7 @@ void a_death_is_told_to_all() {
   }
 }
 
-void a_goodbye_is_no_failure() {
+void leaving_is_no_failure() {
   Row row(3);
   row[0].leave();
   row.watches[0].reset();
@@ -65,22 +65,22 @@ void a_goodbye_is_no_failure() {
   CHECK(!row[2].failure() && row[2].failed_ranks().empty());
 }
 
-void everybody_hears_once_of_a_withdrawal() {
+void every_rank_learns_once_of_a_withdrawal() {
   Row row(4);
-  std::atomic<int> heard = 0;
+  std::atomic<int> notified = 0;
   for (int r = 0; r < 4; ++r) {
     row[r].listen({nullptr, nullptr, [&](std::uint64_t operation) {
                      CHECK(operation == 7);
-                     ++heard;
-                     heard.notify_all();
+                     ++notified;
+                     notified.notify_all();
                    }});
   }
   row[3].withdraw(7);
   row[0].withdraw(7);
-  for (int seen = heard; seen < 4; seen = heard) heard.wait(seen);
+  for (int seen = notified; seen < 4; seen = notified) notified.wait(seen);
   for (int r = 0; r < 4; ++r) row[r].leave();
   row.watches[0].reset();
-  CHECK(heard == 4);
+  CHECK(notified == 4);
 }
 
 void all_may_leave_at_once() {
@@ -133,8 +133,8 @@ void one_call_fails_for_the_reason_of_the_group_or_its_own() {
   CHECK(left.rank() == 0 && !other[1].failure());  // the other ranks continue
 }
 
-void whoever_waits_for_nobody_is_to_blame() {
-  Row row(4);  // 0 and 1 wait for each other and for 2; 2 waits for 3
+void the_rank_that_waits_for_none_is_blamed() {
+  Row row(4);  // rank 0 waits for 1, 1 waits for 2, 2 waits for 3
   std::atomic<int> hurried = 0;
   for (int r = 0; r < 4; ++r) row[r].listen({[&] { ++hurried; }});
   std::vector<std::thread> threads;
@@ -153,7 +153,7 @@ void whoever_waits_for_nobody_is_to_blame() {
   other.join();
 }
 
-void the_listener_hears_one_failure_once() {
+void the_listener_is_told_one_failure_once() {
   Row row(3);
   std::atomic<int> calls = 0;
   row.watches[0].reset();
@@ -202,7 +202,7 @@ void a_process_is_watched() {
     ::_exit(0);
   }
   ::close(hold[0]);
-  const auto [a, b] = socket_pair();  // stays open here, as if a child of the dead process held it
+  const auto [a, b] = socket_pair();  // `b` stays open in this process, as if a child of the dead process held it
   Watch watch(0, 2);
   watch.add_link(1, a);
   watch.add_process(1, static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
@@ -231,15 +231,15 @@ void a_rank_outside_the_group_is_refused() {
 
 int main() {
   a_process_is_watched();
-  a_death_is_told_to_all();
-  a_goodbye_is_no_failure();
-  everybody_hears_once_of_a_withdrawal();
+  a_death_is_reported_to_all();
+  leaving_is_no_failure();
+  every_rank_learns_once_of_a_withdrawal();
   all_may_leave_at_once();
   an_announced_error_is_the_same_everywhere_and_the_first_counts();
   a_blame_gives_way_to_what_is_known_already();
   one_call_fails_for_the_reason_of_the_group_or_its_own();
-  whoever_waits_for_nobody_is_to_blame();
-  the_listener_hears_one_failure_once();
+  the_rank_that_waits_for_none_is_blamed();
+  the_listener_is_told_one_failure_once();
   a_link_that_comes_late_learns_what_happened();
   garbage_fails_its_sender();
   a_rank_outside_the_group_is_refused();

@@ -6,8 +6,8 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kDirectBytes = 32u << 10;  // up to this size, with a core per rank, every rank reduces all
-constexpr std::size_t kPartBytes = 128u << 10;   // unit of work claims
+constexpr std::size_t kDirectBytes = 32u << 10;  // maximum for DirectPass, in which every rank reduces the whole tensor
+constexpr std::size_t kPartBytes = 128u << 10;   // of a part that a member claims at a time
 
 // For small tensors and fewer cores than ranks: the last rank to arrive reduces for all, the other ranks sleep once.
 void allreduce_solo(Team& team, const Request& request, double scale) {

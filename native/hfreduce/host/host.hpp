@@ -6,8 +6,8 @@
 
 namespace ff::hfreduce {
 
-// Returns the block of a shared result. It belongs to the team's first member; every member has posted its place in
-// `out`.
+// Returns the block of a shared result, which belongs to the team's first member. `own`: the block on that member, null
+// on the other members. REQUIRES: all members have posted; the first one has posted the block's place as `out`.
 std::shared_ptr<SharedResult> shared_of(Team& team, std::shared_ptr<SharedResult> own, std::size_t bytes);
 
 // Returns the factor by which averaging multiplies the sum.

@@ -33,10 +33,10 @@ class ReducePass final : public Pass {
     std::size_t one = 0;  // the member of To::one
     // Pieces prescribed by the leg between hosts: step k moves grid[owner][k]. Empty: pieces of equal size.
     std::vector<std::vector<Range>> grid;
-    std::function<void(std::uint32_t)> consumed;  // called after this rank's own slice of a step was reduced
+    std::function<void(std::uint32_t)> consumed;  // called after a step's piece of this rank's own slice was reduced
   };
 
-  // `in` and `out` are the places that members posted: slices side by side.
+  // `in` and `out` are the places that this member posts; all slices lie there side by side.
   ReducePass(Team& team, Job job, Place in, Place out);
 
   void settle() override;
@@ -51,7 +51,7 @@ class ReducePass final : public Pass {
 
  private:
   Range range(std::size_t owner, std::uint32_t step) const;
-  bool wants(std::size_t member) const;  // true if the member needs a result of another member
+  bool wants(std::size_t member) const;  // true if the member gets the results of all owners
 
   Team& team_;
   Job job_;
@@ -70,13 +70,13 @@ class CopyPass final : public Pass {
  public:
   struct Job {
     Pieces in;           // [members] pieces that this rank gives to each; bytes = 0: none
-    bool split = false;  // a part for each member, else the same part for all readers: equal on all members
+    bool split = false;  // true: a part for each reader; false: one part for all readers. Equal on all members
     Pieces out;          // [members] pieces that this rank takes from each; bytes = 0: none
   };
 
   CopyPass(Team& team, Job job);
 
-  Posted posted() const;  // for entering the team
+  Posted posted() const;  // argument for Team::enter()
   void settle() override;
   void publish(std::uint32_t step) override;
   void consume(std::uint32_t step) override;

@@ -32,7 +32,7 @@ struct Placed {
 // Returns an empty plan if there are fewer than two nodes. `nic_node`: the network card's node, or -1 if unknown. The
 // ring of sums has no policy if that node is unknown or its memory may not be used.
 std::vector<Placed> plan_placement(const ControlLayout& layout, const std::vector<int>& nodes, int nic_node);
-// Throws what numa::set_policy does.
+// Sets the policies of the plan. Throws what numa::set_policy throws.
 void apply_placement(const std::vector<Placed>& plan, char* segment, const numa::Calls& calls = numa::kernel());
 
 }  // namespace ff::hfreduce

@@ -13,18 +13,18 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr int kSpins = 2000;
-constexpr int kReceiveMs = 10'000;            // a descriptor is sent before its operation is posted
-constexpr std::uint32_t kAhead = kDepth / 2;  // steps that pass before a sleeping rank wakes
+constexpr int kReceiveMs = 10'000;            // timeout; the owner sends a descriptor before it posts its operation
+constexpr std::uint32_t kAhead = kDepth / 2;  // steps that a rank sleeps through if ranks outnumber cores
 
 }  // namespace
 
 struct alignas(4096) Team::Header {
-  static constexpr std::size_t kClaimSets = 4;  // by number of the posting: members are at most one apart
+  static constexpr std::size_t kClaimSets = 4;  // by number of the posting; members are at most one posting apart
 
   std::atomic<std::int32_t> aborted;  // 0, or 1 + the rank because of which the team is broken
   Gate in, reduced, out;
-  Flag decided;                 // prioritised operations whose turn is decided ...
-  std::uint64_t decisions[64];  // ... and their numbers, by count: no member is two operations ahead
+  Flag decided;                 // number of prioritised operations whose turn is decided
+  std::uint64_t decisions[64];  // numbers of these operations, in a ring: no member is two operations ahead
   struct Claims {
     alignas(128) std::atomic<std::uint32_t> done;
     struct {
@@ -35,7 +35,7 @@ struct alignas(4096) Team::Header {
 
 struct alignas(128) Team::Slot {
   std::atomic<std::uint32_t> arrived[3];  // the member's own position at each gate: to name the late member
-  Posted posted[2];                       // by parity of its number: a rank may be one ahead
+  Posted posted[2];                       // indexed by the posting's number modulo 2: a rank may be one posting ahead
 };
 
 std::size_t Team::control_bytes(std::size_t members) {
@@ -188,7 +188,8 @@ void Team::post(const Posted& mine) {
     std::copy_n(mine.takes, size(), slot.takes);
   }
   slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
-  // No member has reached the next posting yet, and no member can still be in the posting before the last.
+  // Resets the claims of the next posting. No member has reached that posting yet, and no member is still in the earlier
+  // posting that used the same claims.
   if (me_ == 0) {
     auto& claims = header_->claims[(posts_ + 1) % Header::kClaimSets];
     claims.done.store(0, std::memory_order_relaxed);

@@ -31,7 +31,7 @@ inline constexpr std::size_t kMembers = 64;             // most ranks of one hos
 inline constexpr std::uint32_t kDepth = 8;              // chunks in flight
 inline constexpr std::size_t kChunkBytes = 256u << 10;  // of one staging slot
 
-// A member of the team, by its place in the team.
+// A member of the team; members are listed in team order.
 struct Member {
   int rank;     // in the group
   int socket;   // Unix socket to the member, for segment descriptors; EOF means that it left; -1 for this member itself
@@ -43,9 +43,9 @@ struct Posted {
   Call call;
   Place in, out;
   bool copies;  // for passes that copy: the arrays below are valid
-  std::uint64_t
-      gives[kMembers];  // bytes for each reader: one part for all behind `in`, or adjacent parts, one per reader
-  std::uint64_t takes[kMembers];  // bytes expected from each
+  // Bytes for each reader. At `in` lies one part that all readers read, or adjacent parts, one per reader.
+  std::uint64_t gives[kMembers];
+  std::uint64_t takes[kMembers];  // bytes expected from each member
 };
 
 // The data movement of one operation. The team calls publish, consume and collect for steps 0, 1, ... each.
@@ -58,13 +58,14 @@ class Pass {
   virtual void publish(std::uint32_t step) = 0;  // writes the input of a step into the staging slot
   virtual void consume(std::uint32_t step) = 0;  // called when all members' input of a step is there
   virtual void collect(std::uint32_t) {}         // called when all members' result of a step is there
-  // For legs between hosts: whether step k may be published yet; whether the network needs this thread; work for it.
+  // For legs between hosts. ready: this step may be published. busy: the network needs this thread. idle: does work for
+  // the network.
   virtual bool ready(std::uint32_t) { return true; }
   virtual bool busy() { return false; }
   virtual void idle() {}
 
   std::uint32_t steps = 1;
-  bool uses_result = false;   // the result ring
+  bool uses_result = false;   // the pass uses the result ring
   bool leaves_early = false;  // no member needs this member's memory once it has consumed all steps
 };
 
@@ -108,8 +109,9 @@ class Team {
   char* stage(std::size_t member, std::uint32_t step) const;                  // step of the running pass
   char* result(std::uint32_t step) const;
 
-  // Claims a part of a slice for a member that is awake: its own slice first, then the slices of other members.
-  // Returns false when no part is left. REQUIRES: every member has posted.
+  // Claims part `part` of the slice of `owner`, so that awake members do the work of sleeping ones: parts of this
+  // member's slice first, then of the other members' slices. Each slice has `parts_each` parts. Returns false when no
+  // part is left. REQUIRES: every member has posted.
   bool claim(std::size_t parts_each, std::size_t& owner, std::size_t& part);
   void completed(std::size_t parts, std::size_t of);  // the reduced gate opens when all parts are complete
   void wait_completed();

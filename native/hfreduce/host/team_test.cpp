@@ -1,4 +1,5 @@
-// The loop that drives a pass, with ranks as threads: the gate that it waits for if one opens between two checks.
+// Test of the loop that drives a pass, with ranks as threads: a gate opens after the loop found it shut and before the
+// loop chooses the gate to wait for.
 #include "hfreduce/host/team.hpp"
 
 #include <sys/socket.h>
@@ -18,17 +19,17 @@ namespace {
 
 constexpr std::uint32_t kSteps = 3 * kDepth;
 
-// Positions of the two ranks.
+// Progress of the two ranks, as step + 1.
 struct Scene {
-  std::atomic<std::uint32_t> asked{0};   // step of rank 1 + 1 whose input rank 0 found missing
-  std::atomic<std::uint32_t> opened{0};  // step + 1 that rank 1 has consumed, so its gate is open
+  std::atomic<std::uint32_t> asked{0};   // step for which rank 0 found the input of rank 1 missing
+  std::atomic<std::uint32_t> opened{0};  // step that rank 1 has consumed, so the gate `in` of this step is open
 };
 
 void until(const std::atomic<std::uint32_t>& value, std::uint32_t at_least) {
   while (value.load() < at_least) std::this_thread::yield();
 }
 
-// Publishes a step only after rank 0 has found it missing.
+// Rank 1's pass: publishes a step only after rank 0 has found it missing.
 class Late final : public Pass {
  public:
   explicit Late(Scene& scene) : scene_(scene) { steps = kSteps; }
@@ -40,7 +41,7 @@ class Late final : public Pass {
   Scene& scene_;
 };
 
-// Pauses between finding a step missing and choosing the gate to wait for, until the step has come.
+// Rank 0's pass: after it finds a step missing, it pauses until the step has come. Then it chooses the gate to wait for.
 class LooksAway final : public Pass {
  public:
   explicit LooksAway(Scene& scene) : scene_(scene) { steps = kSteps; }

@@ -35,7 +35,7 @@ bool Gate::arrive(std::uint32_t first, std::uint32_t last, std::size_t members) 
   for (std::uint32_t step = first; step != last; ++step) {
     std::atomic<std::uint32_t>& count = arrived[step % kWindow];
     if (count.fetch_add(1, std::memory_order_acq_rel) + 1 != members) continue;
-    count.store(0, std::memory_order_relaxed);  // for step + kWindow; published by opening
+    count.store(0, std::memory_order_relaxed);  // for step + kWindow; raise() below publishes this store
     open_to = step + 1;
   }
   if (open_to == first) return false;

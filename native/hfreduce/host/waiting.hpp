@@ -34,7 +34,8 @@ struct Gate {
   alignas(128) std::array<std::atomic<std::uint32_t>, kWindow> arrived;
   Flag opened;  // number of open steps
 
-  // Arrives at steps [first, last). Returns true if this call opened one; then all writes before it are visible.
+  // Arrives at steps [first, last). Returns true if this call opened at least one step. Then the writes that the other
+  // members made before they arrived at that step are visible.
   bool arrive(std::uint32_t first, std::uint32_t last, std::size_t members);
   bool open(std::uint32_t step) const { return opened.reached(step + 1); }
 };

@@ -18,10 +18,10 @@ namespace ff::hfreduce::mail {
 
 inline constexpr std::size_t kEagerBytes = 64u << 10;  // larger messages are announced first
 inline constexpr std::size_t kWindow = 8u << 20;       // unreceived eager bytes of one sender at one receiver
-inline constexpr std::size_t kRecordBytes = 128;       // charged per message, so that empty ones are bounded too
+inline constexpr std::size_t kRecordBytes = 128;       // also charged per message, so that empty messages are bounded
 inline constexpr std::size_t kAnnounced = 1u << 16;    // unanswered announcements of one sender at one receiver
-inline constexpr std::size_t kChunk = 1u << 20;        // of a long payload; other messages may pass between two chunks
-inline constexpr std::size_t kSlice = 1u << 20;        // moved on one link before other links get their turn
+inline constexpr std::size_t kChunk = 1u << 20;        // bytes of a long payload sent before other messages may pass
+inline constexpr std::size_t kSlice = 1u << 20;        // bytes moved on one link before other links get their turn
 
 enum class Kind : std::uint32_t {
   // dialler -> acceptor
@@ -89,7 +89,7 @@ class Stream {
 
  private:
   static constexpr std::size_t kBuffer = 16u << 10;
-  static constexpr std::size_t kDescriptors = 8;  // per message of the socket, and not taken yet
+  static constexpr std::size_t kDescriptors = 8;  // maximum per sendmsg(), and maximum received but not yet taken
 
   void keep_descriptors(msghdr& message);
 

@@ -256,7 +256,7 @@ void Incoming::write() {
       if (n == 0) return;
       answered_ += n;
     } catch (const Error&) {
-      break;  // the peer reads no more answers; bytes sent before may still be unread here
+      break;  // the peer reads no more answers, but bytes that it sent before may still be unread here
     }
   }
   answers_.clear();

@@ -30,7 +30,7 @@ class Incoming {
 
   // Delivers `arrival`, which is from this peer, to `receive`. The matcher has already removed both.
   void deliver(const MessagePtr& receive, const ArrivalPtr& arrival);
-  void withdraw(const MessagePtr& receive);  // before the caller ends a matched one early
+  void withdraw(const MessagePtr& receive);  // must be called before a matched receive is ended early
   // Both move as many bytes as possible without blocking. read() throws Error(rank_failed, peer).
   void read();
   void write();
@@ -54,7 +54,7 @@ class Incoming {
     MessagePtr receive;           // of an eager message read directly into its receive
     ArrivalPtr arrival;           // of an eager message that came before its receive
     std::uint64_t transfer = 0;   // of an announced message: its id
-    std::optional<Header> offer;  // the header of the offer whose body it is
+    std::optional<Header> offer;  // header of an offer frame: the payload is its Offer
   };
 
   void parse();
@@ -79,7 +79,7 @@ class Incoming {
   Offered offered_;
   std::deque<Copy> copies_;
   std::vector<char> answers_;
-  std::size_t answered_ = 0;          // of answers_, written
+  std::size_t answered_ = 0;          // bytes of answers_ already written
   std::size_t held_ = 0, taken_ = 0;  // eager bytes whose credit was not returned; of these, bytes already received
   std::size_t announced_ = 0;         // announcements in the matcher
   std::uint64_t last_id_ = 0;

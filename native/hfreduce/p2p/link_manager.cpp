@@ -14,7 +14,7 @@
 namespace ff::hfreduce::mail {
 namespace {
 
-constexpr auto kFarewell = std::chrono::milliseconds(200);
+constexpr auto kFarewell = std::chrono::milliseconds(200);  // maximum wait of leave()
 
 int new_epoll() {
   const int fd = ::epoll_create1(EPOLL_CLOEXEC);
@@ -113,7 +113,7 @@ void LinkManager::admit(const MessagePtr& message) {
   if (message->sending) {
     Peer& p = peer(message->peer);
     if (p.gone && !p.out.open()) return ledger_.end(message, p.gone);
-    const bool idle = !p.out.wants_write();  // else epoll watches for space
+    const bool idle = !p.out.wants_write();  // otherwise epoll reports when the socket takes more bytes
     p.out.post(message);
     if (idle) serve(message->peer, kOut, false);
     return;
@@ -199,8 +199,8 @@ void LinkManager::fail(const Error& error) {
   }
 }
 
-// Closing a TCP socket with unread bytes resets the connection and loses bytes in flight to the peer. So this waits
-// briefly for the peers, which close their ends when they have read all.
+// Closing a TCP socket with unread bytes resets the connection and loses bytes in flight to the peer. So this function
+// waits briefly for the peers, which close their ends when they have read all bytes.
 void LinkManager::leave(const Error& error) {
   std::vector<pollfd> ends;
   for (const auto& p : peers_) {

@@ -24,12 +24,12 @@ class LinkManager {
   LinkManager(const LinkManager&) = delete;
   LinkManager& operator=(const LinkManager&) = delete;
 
-  // These own `fd`, even if they throw Code::invalid for a link that exists or existed.
+  // Both take ownership of `fd`, even if they throw Code::invalid for a link that exists or existed.
   void add_outgoing(int rank, int fd, bool local);
   void add_incoming(int rank, int fd);
-  void admit(const MessagePtr& message);
-  bool heard_from(int rank) { return peer(rank).in.attached(); }  // a link from it exists or existed
-  void ready(std::uint64_t token, std::uint32_t events);          // as epoll reports them
+  void admit(const MessagePtr& message);                          // starts a send or a receive
+  bool heard_from(int rank) { return peer(rank).in.attached(); }  // a link from `rank` exists or existed
+  void ready(std::uint64_t token, std::uint32_t events);          // handles an event of poll_fd()
   void expire(Clock::time_point now);
   bool busy() const { return !copying_.empty(); }  // copy() is due
   void copy();                                     // copies a slice for each peer with a matched offer
@@ -64,7 +64,7 @@ class LinkManager {
   const int poll_fd_;
   Matcher matcher_;
   Ledger ledger_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr for this one
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; nullptr for this rank
   std::set<int> copying_;                     // peers
   std::optional<Error> broken_;
 };

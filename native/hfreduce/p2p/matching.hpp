@@ -52,8 +52,8 @@ struct Arrival {
   bool whole = false;               // all of it has been read
   std::optional<Offer> offer;       // of an announced message that can be copied from shared memory
   const char* shared = nullptr;
-  bool taken = false;        // no longer matched, though its payload is still being read ...
-  MessagePtr receive;        // ... for this receive, if that has not ended meanwhile
+  bool taken = false;        // matched with a receive while its payload was still being read
+  MessagePtr receive;        // that receive; nullptr if it ended early, or has another size
   std::uint64_t number = 0;  // order of arrival over all peers
 };
 using ArrivalPtr = std::shared_ptr<Arrival>;
@@ -62,9 +62,9 @@ using ArrivalPtr = std::shared_ptr<Arrival>;
 // the earliest arrival of its tag.
 class Matcher {
  public:
-  // Returns the arrival that serves the receive; if there is none, keeps the receive.
+  // Removes and returns the first arrival that matches the receive. If there is none, keeps the receive.
   ArrivalPtr post(const MessagePtr& receive);
-  // Returns the receive that waits for such a message, if any.
+  // Removes and returns the first kept receive that matches a message of this peer and tag; nullptr if there is none.
   MessagePtr take(int peer, std::uint64_t tag);
   void keep(const ArrivalPtr& arrival);
   void withdraw(const MessagePtr& receive);
@@ -92,7 +92,7 @@ class Ledger {
   std::size_t size() const { return pending_.size(); }
   // A lower bound of all deadlines.
   Clock::time_point nearest() const { return nearest_; }
-  std::vector<MessagePtr> late(Clock::time_point now);  // recomputes nearest()
+  std::vector<MessagePtr> late(Clock::time_point now);  // messages past their deadlines; recomputes nearest()
   std::vector<End> take_ends() { return std::exchange(ends_, {}); }
 
  private:

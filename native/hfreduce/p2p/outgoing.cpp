@@ -89,7 +89,7 @@ bool Outgoing::withdraw(const MessagePtr& send) {
   const auto at = announced_.find(send->number);
   const bool announced = at != announced_.end();
   const auto offer = announced ? at->second.offer : std::nullopt;
-  if (offer && !offers_.withdraw(send->number, offer->slot)) return false;  // `done` is in flight
+  if (offer && !offers_.withdraw(send->number, offer->slot)) return false;  // copied already; `done` is in flight
   bool retracted = false;  // no byte of the message was sent, and none will be
   for (auto frame = queue_.begin(); frame != queue_.end();) {
     if (frame->message != send) {
@@ -168,7 +168,7 @@ void Outgoing::answer(const Header& header) {
   if (header.kind == Kind::done && !announced.offer) throw Malformed(peer_, "nothing was offered");
   const MessagePtr send = announced.message;
   if (header.kind == Kind::clear && send->bytes > 0) {
-    // Also for an offer: the peer could not map it.
+    // The peer also answers `clear` to an offer whose memory it could not map. Then the payload goes over the socket.
     if (announced.offer) offers_.free(announced.offer->slot);
     announced.offer.reset();
     announced.cleared = true;

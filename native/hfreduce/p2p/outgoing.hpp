@@ -2,7 +2,7 @@
 //
 // Thread contract: not thread-safe; P2PEngine's lock guards everything here. Invariants: messages are admitted (as
 // eager frame or announcement) in the order of posting. A frame that was begun is written to its end, if necessary from
-// a copy. At most one queued frame belongs to a message.
+// a copy. A message has at most one frame in the queue.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Outgoing {
  private:
   struct Frame {
     Header header;
-    MessagePtr message;          // nullptr: withdrawn, or none
+    MessagePtr message;          // nullptr: the message was withdrawn, or the frame has no message
     const char* body = nullptr;  // inside the message's bytes, or `copy`
     std::size_t body_bytes = 0;
     std::size_t written = 0;  // of header and body
@@ -69,7 +69,7 @@ class Outgoing {
   std::deque<MessagePtr> waiting_;  // not admitted yet
   std::deque<Frame> queue_;
   std::unordered_map<std::uint64_t, Announced> announced_;
-  std::size_t unanswered_ = 0;  // of announced_
+  std::size_t unanswered_ = 0;  // announced messages that the peer has not answered
   std::size_t credit_ = kWindow;
   std::uint64_t ids_ = 0;
 };

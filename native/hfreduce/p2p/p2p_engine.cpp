@@ -179,7 +179,8 @@ std::shared_ptr<Operation> P2PEngine::submit(bool sending, int peer, std::uint64
   return operation;
 }
 
-// Never waits for the link manager: the thread that holds it admits the messages in the box when it unlocks.
+// Admits the posted messages in box_. Never waits for mutex_: the thread that holds it calls this function after it
+// unlocks, and so admits the messages.
 void P2PEngine::post_all(bool poller) {
   for (;;) {
     {
@@ -267,7 +268,7 @@ void P2PEngine::start() {
   if (!thread_.joinable()) thread_ = std::thread(&P2PEngine::work, this);
 }
 
-// Called by the own thread: waits until it is its turn to poll again. Returns false if the engine is being destroyed.
+// Called by the engine's own thread: waits until this thread must poll. Returns false if the engine is being destroyed.
 bool P2PEngine::take_over() {
   std::unique_lock role(role_mutex_);
   polling_ = false;

@@ -1,5 +1,5 @@
 // Point-to-point messages between the ranks of a group: sends and receives with tags and any source. They bypass the
-// queue of the collectives, so that crossing messages never wait for one another.
+// queue of the collectives, so that two ranks that send to each other at the same time do not deadlock.
 //
 // Thread contract: every method may be called from any thread. The posting thread moves a message until it would block.
 // Then a thread in wait() moves all messages; if there is none, P2PEngine's own thread does. The own thread starts with
@@ -46,17 +46,18 @@ class P2PEngine {
   P2PEngine(const P2PEngine&) = delete;
   P2PEngine& operator=(const P2PEngine&) = delete;
 
-  // Takes ownership of a connected stream socket that this rank (outgoing) or `rank` (incoming) opened. Throws
-  // Code::invalid for a second link of a direction and peer; the socket is then owned, too. Messages posted before wait
-  // for their link. `local`: a Unix socket to a process of this host; long messages from the arena are then copied
-  // once, by the receiver.
+  // Takes ownership of a connected stream socket that this rank (outgoing) or `rank` (incoming) opened, even if it
+  // throws. Throws Code::invalid for a second link of a direction and peer. A message that is posted before its link
+  // exists waits for the link. `local`: a Unix socket to a process of this host; long messages from the arena are then
+  // copied once, by the receiver.
   void add_outgoing(int rank, int fd, bool local = false);
   void add_incoming(int rank, int fd);
 
   // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the operation ends with
   // Code::deadline_exceeded after `seconds`, and no other operation is affected. A receive must have the size of its
-  // message, else Code::collective. From -1 it takes the earliest message of the tag, and Operation::source names the
-  // sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an unknown rank or their own.
+  // message, else Code::collective. A receive from rank -1 takes the earliest message of the tag from any rank, and
+  // Operation::source names the sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an unknown
+  // rank and for this rank itself.
   std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes, double seconds,
                                   bool attended = false);
   std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes, double seconds,
@@ -99,9 +100,9 @@ class P2PEngine {
   Judge judge_;
 
   std::mutex box_mutex_;
-  std::vector<mail::MessagePtr> box_;  // posted, not yet with the link manager; guarded by box_mutex_
+  std::vector<mail::MessagePtr> box_;  // posted messages that the link manager lacks; guarded by box_mutex_
 
-  std::mutex mutex_;  // guards links_; taken before the next
+  std::mutex mutex_;  // guards links_
   mail::LinkManager links_;
 
   // The polling role, guarded by role_mutex_. One thread at a time has it; a visitor (a thread in wait()) takes
@@ -109,17 +110,17 @@ class P2PEngine {
   std::mutex role_mutex_;
   std::condition_variable role_changed_;
   bool visitor_ = false;
-  bool polling_ = false;   // the own thread polls, or handles events
-  bool sleeping_ = false;  // the own thread waits for the visitor's end and must be notified of it
-  bool needed_ = false;    // the own thread must poll, although a visitor has just left
+  bool polling_ = false;   // the engine's own thread polls, or handles events
+  bool sleeping_ = false;  // the engine's own thread sleeps until the visitor leaves and notifies it
+  bool needed_ = false;    // the engine's own thread must poll, although a visitor has just left
   bool closing_ = false;
   std::uint64_t visits_ = 0;
   std::thread thread_;
 
   std::atomic<bool> visited_{false};     // copy of visitor_, for threads that end operations
   std::atomic<bool> busy_{false};        // the link manager has copies to do
-  std::atomic<std::size_t> pending_{0};  // messages that have not ended, and ...
-  std::atomic<Clock::time_point> nearest_{Clock::time_point::max()};  // ... and a time before which none expires
+  std::atomic<std::size_t> pending_{0};  // messages that have not ended
+  std::atomic<Clock::time_point> nearest_{Clock::time_point::max()};  // before this time no deadline passes
 };
 
 }  // namespace ff::hfreduce

@@ -16,11 +16,12 @@ using namespace ff::hfreduce::test;
 
 namespace {
 
-// The thread sanitizer spends most of its time on memory: four times as much, and cleared.
+// Sizes of messages in bytes. They are smaller with the thread sanitizer, which clears four bytes of shadow memory for
+// each byte.
 constexpr std::size_t kLarge = FF_THREAD_SANITIZER ? 5UL << 20 : 20UL << 20;
 constexpr std::size_t kLong = FF_THREAD_SANITIZER ? 200'000 : 1'500'000;
 
-void crossing_messages_of_all_sizes(bool tcp) {
+void messages_of_all_sizes_in_both_directions(bool tcp) {
   auto posts = make_world(2, tcp);
   for (const std::size_t bytes : {0UL, 1UL, 8UL, 65'536UL, 65'537UL, 3UL << 20, kLarge}) {
     for (const bool attended : {false, true}) {
@@ -61,7 +62,7 @@ void tags_are_matched_in_any_order() {
   CHECK(sent == received);
 }
 
-void any_source_takes_the_earliest_and_says_whose() {
+void any_source_takes_the_earliest_and_names_its_sender() {
   auto posts = make_world(4);
   int values[4] = {0, 10, 20, 30}, got[6] = {};
   std::vector<OperationPtr> receives;
@@ -73,7 +74,7 @@ void any_source_takes_the_earliest_and_says_whose() {
     CHECK(served->source == static_cast<int>(r));
   }
   CHECK(got[0] == 20 && got[1] == 10 && got[2] == 30);
-  // An earlier receive from one rank goes before a later one from any, and the other way round.
+  // The earliest posted receive gets a message, whether the receive is from one rank or from any.
   const auto exact = posts[0]->receive(1, 2, &got[3], sizeof(int), 60);
   const auto any = posts[0]->receive(-1, 2, &got[4], sizeof(int), 60);
   const auto last = posts[0]->receive(1, 2, &got[5], sizeof(int), 60);
@@ -83,7 +84,7 @@ void any_source_takes_the_earliest_and_says_whose() {
   }
   for (const auto& receive : {exact, any, last}) expect_ok(*posts[0], receive);
   CHECK(got[3] == 1 && got[4] == 2 && got[5] == 3 && any->source == 1);
-  // Arrived before: the earliest of all sources; each send is over only after it has arrived.
+  // A receive from any source also takes a message that was announced before the receive.
   Bytes large = pattern(200'000, 7), target(200'000);
   const auto announced = posts[3]->send(0, 4, large.data(), large.size(), 60);
   const auto taken = posts[0]->receive(-1, 4, target.data(), target.size(), 60);
@@ -169,7 +170,7 @@ void threads_of_one_rank_wait_side_by_side() {
   for (auto& thread : threads) thread.join();
 }
 
-void messages_nobody_receives_yet_are_bounded() {
+void messages_without_a_receive_are_bounded() {
   auto posts = make_world(2);
   const Bytes large = pattern(60'000, 1);
   std::vector<OperationPtr> sends;
@@ -185,7 +186,7 @@ void messages_nobody_receives_yet_are_bounded() {
     CHECK(got == large);
   }
   for (const auto& send : sends) expect_ok(*posts[0], send);
-  // The credit has returned: as much again is sent before any receive is posted.
+  // The credit has returned: further eager messages are sent before any receive is posted.
   for (std::size_t i = 0; i < eager / 2; ++i) {
     expect_ok(*posts[0], posts[0]->send(1, 1, large.data(), large.size(), 60));
   }
@@ -204,7 +205,7 @@ void different_sizes_fail_and_the_stream_goes_on() {
       send = posts[0]->send(1, 1, sent->data(), sent->size(), 60);
       const auto next = posts[0]->send(1, 2, &value, sizeof value, 60);
       if (!first) {
-        expect_ok(*posts[1], posts[1]->receive(0, 2, &got, sizeof got, 60));  // the first one waits there
+        expect_ok(*posts[1], posts[1]->receive(0, 2, &got, sizeof got, 60));  // now the first message waits there, too
         post_receive();
       }
       const auto text = expect_error(*posts[1], receive, Code::collective);
@@ -262,13 +263,13 @@ void links_may_come_late() {
 
 int main() {
   for (const bool tcp : {false, true}) {
-    crossing_messages_of_all_sizes(tcp);
+    messages_of_all_sizes_in_both_directions(tcp);
     random_traffic(tcp ? 1 : 2, tcp);
   }
   tags_are_matched_in_any_order();
-  any_source_takes_the_earliest_and_says_whose();
+  any_source_takes_the_earliest_and_names_its_sender();
   threads_of_one_rank_wait_side_by_side();
-  messages_nobody_receives_yet_are_bounded();
+  messages_without_a_receive_are_bounded();
   different_sizes_fail_and_the_stream_goes_on();
   links_may_come_late();
 }

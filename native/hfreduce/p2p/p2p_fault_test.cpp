@@ -30,7 +30,7 @@ void a_late_message_meets_the_next_receive() {
   expect_ok(*posts[0], posts[0]->send(1, 3, &value, sizeof value, 60));
   expect_ok(*posts[1], posts[1]->receive(0, 3, &next, sizeof next, 60));
   CHECK(got == 0 && next == 7);
-  // A send that is cancelled before its receive leaves no trace (the small message follows its cancel).
+  // A send that is cancelled before its receive is posted leaves no trace. The small message arrives after the cancel.
   Bytes large = pattern(100'000, 1), second = pattern(100'000, 2), target(100'000);
   expect_error(*posts[0], posts[0]->send(1, 4, large.data(), large.size(), 0.01), Code::deadline_exceeded);
   expect_ok(*posts[0], posts[0]->send(1, 5, &value, sizeof value, 60));
@@ -42,103 +42,104 @@ void a_late_message_meets_the_next_receive() {
 }
 
 void a_payload_under_way_outlives_its_receive() {
-  ScriptedPeer hand;
+  ScriptedPeer scripted;
   Bytes target(1000, 'x');
   int next = 0;
   const int value = 9;
   const auto drained = [&](std::uint64_t tag, const std::function<void()>& first, const std::function<void()>& rest) {
-    const auto late = hand.post.receive(0, tag, target.data(), target.size(), 0.05);
+    const auto late = scripted.post.receive(0, tag, target.data(), target.size(), 0.05);
     first();
-    expect_error(hand.post, late, Code::deadline_exceeded);
+    expect_error(scripted.post, late, Code::deadline_exceeded);
     std::fill(target.begin(), target.end(), 'x');
     rest();
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::eager, .tag = 2, .bytes = sizeof value});
-    ScriptedPeer::put(hand.to, &value, sizeof value);
-    expect_ok(hand.post, hand.post.receive(0, 2, &next, sizeof next, 60));
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = 2, .bytes = sizeof value});
+    ScriptedPeer::put(scripted.to, &value, sizeof value);
+    expect_ok(scripted.post, scripted.post.receive(0, 2, &next, sizeof next, 60));
     CHECK(std::exchange(next, 0) == 9 && std::count(target.begin(), target.end(), 'x') == 1000);
   };
   const Bytes payload = pattern(1000, 5);
-  const auto half = [&](std::size_t from) { ScriptedPeer::put(hand.to, payload.data() + from, 500); };
+  const auto half = [&](std::size_t from) { ScriptedPeer::put(scripted.to, payload.data() + from, 500); };
   const auto begin_eager = [&](std::uint64_t tag) {
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::eager, .tag = tag, .bytes = 1000});
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = tag, .bytes = 1000});
     half(0);
   };
   begin_eager(1);
-  ScriptedPeer::settle(hand.to);  // it waits in memory for its receive
+  ScriptedPeer::settle(scripted.to);  // the first half waits in memory for its receive
   drained(1, [] {}, [&] { half(500); });
   drained(5, [&] { begin_eager(5); }, [&] { half(500); });
-  // Announced: the message meets its receive (the next frame has been read); its payload comes in two frames.
-  ScriptedPeer::put(hand.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
-  ScriptedPeer::put(hand.to, {.kind = FrameKind::eager, .tag = 4});
-  expect_ok(hand.post, hand.post.receive(0, 4, nullptr, 0, 60));
+  // An announced message that has matched its receive, because the next frame is received. Its payload comes in two
+  // frames.
+  ScriptedPeer::put(scripted.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
+  ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = 4});
+  expect_ok(scripted.post, scripted.post.receive(0, 4, nullptr, 0, 60));
   std::thread peer([&] {
-    CHECK(ScriptedPeer::get(hand.to).kind == FrameKind::clear);
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 600});
+    CHECK(ScriptedPeer::get(scripted.to).kind == FrameKind::clear);
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::data, .id = 1, .bytes = 600});
     half(0);
   });
   drained(
       3, [] {},
       [&] {
         peer.join();
-        ScriptedPeer::put(hand.to, payload.data() + 500, 100);
-        ScriptedPeer::put(hand.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
-        ScriptedPeer::put(hand.to, payload.data() + 600, 400);
+        ScriptedPeer::put(scripted.to, payload.data() + 500, 100);
+        ScriptedPeer::put(scripted.to, {.kind = FrameKind::data, .id = 1, .bytes = 400});
+        ScriptedPeer::put(scripted.to, payload.data() + 600, 400);
       });
 }
 
 void a_send_that_ends_early_leaves_a_whole_stream() {
-  ScriptedPeer hand;
-  hand.narrow();
+  ScriptedPeer scripted;
+  scripted.narrow();
   const Bytes original = pattern(6u << 20, 3);
   Bytes data = original;
-  const auto send = hand.post.send(0, 8, data.data(), data.size(), 0.1);
-  const Header request = ScriptedPeer::get(hand.from);
+  const auto send = scripted.post.send(0, 8, data.data(), data.size(), 0.1);
+  const Header request = ScriptedPeer::get(scripted.from);
   CHECK(request.kind == FrameKind::request && request.tag == 8 && request.bytes == data.size());
-  ScriptedPeer::put(hand.from, {.kind = FrameKind::clear, .tag = 8, .id = request.id, .bytes = data.size()});
-  expect_error(hand.post, send, Code::deadline_exceeded);
+  ScriptedPeer::put(scripted.from, {.kind = FrameKind::clear, .tag = 8, .id = request.id, .bytes = data.size()});
+  expect_error(scripted.post, send, Code::deadline_exceeded);
   std::fill(data.begin(), data.end(), 'z');  // the bytes belong to the caller again
   std::size_t got = 0;
-  Header header = ScriptedPeer::get(hand.from);
-  for (; header.kind == FrameKind::data; header = ScriptedPeer::get(hand.from)) {
-    const Bytes chunk = ScriptedPeer::get(hand.from, header.bytes);
+  Header header = ScriptedPeer::get(scripted.from);
+  for (; header.kind == FrameKind::data; header = ScriptedPeer::get(scripted.from)) {
+    const Bytes chunk = ScriptedPeer::get(scripted.from, header.bytes);
     CHECK(std::equal(chunk.begin(), chunk.end(), original.begin() + static_cast<long>(got)));
     got += chunk.size();
   }
   CHECK(header.kind == FrameKind::cancel && header.id == request.id && got < data.size());
-  // The receiving side of a cancel: before the receive, and after it.
+  // The peer cancels a message before its receive is posted, and another message after.
   Bytes target(100'000);
-  ScriptedPeer::put(hand.to, {.kind = FrameKind::request, .tag = 1, .id = 1, .bytes = target.size()});
-  ScriptedPeer::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
-  ScriptedPeer::put(hand.to, {.kind = FrameKind::request, .tag = 1, .id = 2, .bytes = target.size()});
-  const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
-  const Header clear = ScriptedPeer::get(hand.to);
-  if (clear.id == 2) ScriptedPeer::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 2});
-  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
+  ScriptedPeer::put(scripted.to, {.kind = FrameKind::request, .tag = 1, .id = 1, .bytes = target.size()});
+  ScriptedPeer::put(scripted.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
+  ScriptedPeer::put(scripted.to, {.kind = FrameKind::request, .tag = 1, .id = 2, .bytes = target.size()});
+  const auto receive = scripted.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
+  const Header clear = ScriptedPeer::get(scripted.to);
+  if (clear.id == 2) ScriptedPeer::put(scripted.to, {.kind = FrameKind::cancel, .tag = 1, .id = 2});
+  CHECK(contains(expect_error(scripted.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
 }
 
 void a_dead_peer_ends_what_concerns_it() {
   Bytes data(3u << 20), target(3u << 20);
   {
-    ScriptedPeer hand;  // dies in the middle of a payload
-    const auto eager = hand.post.receive(0, 1, target.data(), 1000, kNoDeadline);
-    const auto later = hand.post.receive(0, 2, target.data(), 8, kNoDeadline);
-    const auto send = hand.post.send(0, 1, data.data(), data.size(), kNoDeadline);
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::eager, .tag = 1, .bytes = 1000});
-    ScriptedPeer::put(hand.to, data.data(), 999);
-    ScriptedPeer::put(hand.from, {.kind = FrameKind::clear, .id = ScriptedPeer::get(hand.from).id});
-    ScriptedPeer::get(hand.from, 100);
-    hand.close();
+    ScriptedPeer scripted;  // dies in the middle of a payload
+    const auto eager = scripted.post.receive(0, 1, target.data(), 1000, kNoDeadline);
+    const auto later = scripted.post.receive(0, 2, target.data(), 8, kNoDeadline);
+    const auto send = scripted.post.send(0, 1, data.data(), data.size(), kNoDeadline);
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = 1, .bytes = 1000});
+    ScriptedPeer::put(scripted.to, data.data(), 999);
+    ScriptedPeer::put(scripted.from, {.kind = FrameKind::clear, .id = ScriptedPeer::get(scripted.from).id});
+    ScriptedPeer::get(scripted.from, 100);
+    scripted.close();
     for (const auto& operation : {eager, later, send}) {
-      CHECK(contains(expect_error(hand.post, operation, Code::rank_failed, 0), "rank 0 died or left"));
+      CHECK(contains(expect_error(scripted.post, operation, Code::rank_failed, 0), "rank 0 died or left"));
     }
-    expect_error(hand.post, hand.post.send(0, 1, data.data(), 8, kNoDeadline), Code::rank_failed, 0);
-    expect_error(hand.post, hand.post.receive(-1, 1, data.data(), 8, kNoDeadline), Code::collective);
+    expect_error(scripted.post, scripted.post.send(0, 1, data.data(), 8, kNoDeadline), Code::rank_failed, 0);
+    expect_error(scripted.post, scripted.post.receive(-1, 1, data.data(), 8, kNoDeadline), Code::collective);
   }
   {
-    ScriptedPeer hand(true, false);  // never had a link from this side
-    const auto send = hand.post.send(0, 1, data.data(), 8, kNoDeadline);
-    hand.close();
-    expect_error(hand.post, send, Code::rank_failed, 0);
+    ScriptedPeer scripted(true, false);  // no link to the peer was ever opened
+    const auto send = scripted.post.send(0, 1, data.data(), 8, kNoDeadline);
+    scripted.close();
+    expect_error(scripted.post, send, Code::rank_failed, 0);
   }
 }
 
@@ -166,7 +167,8 @@ void what_was_sent_before_leaving_arrives(bool tcp) {
   CHECK(contains(expect_error(*posts[0], nobody, Code::collective), "every other rank"));
 }
 
-// A thread that sleeps on the links must notice a nearer deadline, and an end that another thread caused.
+// A thread that sleeps in epoll_wait() must notice a message with an earlier deadline, and the end of its own operation
+// that another thread caused.
 void a_sleeping_poller_is_woken() {
   for (int round = 0; round < 50; ++round) {
     auto posts = make_world(2);
@@ -208,19 +210,19 @@ void failing_and_destruction_end_everything() {
   CHECK(pending->done());
 }
 
-// Headers with some valid fields, and plain noise, into both directions of both links.
+// Sends headers with some valid fields, and random bytes, into the incoming or the outgoing link.
 void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  ScriptedPeer hand;
+  ScriptedPeer scripted;
   Bytes target(100), large(200'000), noise(5000);
   std::vector<OperationPtr> operations;
   for (std::uint64_t tag = 0; tag < 3; ++tag) {
-    operations.push_back(hand.post.receive(0, tag, target.data(), target.size(), kNoDeadline));
-    operations.push_back(hand.post.receive(-1, tag, large.data(), large.size(), kNoDeadline));
-    operations.push_back(hand.post.send(0, tag, large.data(), large.size(), kNoDeadline));
+    operations.push_back(scripted.post.receive(0, tag, target.data(), target.size(), kNoDeadline));
+    operations.push_back(scripted.post.receive(-1, tag, large.data(), large.size(), kNoDeadline));
+    operations.push_back(scripted.post.send(0, tag, large.data(), large.size(), kNoDeadline));
   }
   const bool forward = seed % 2 == 0;
-  const int fd = forward ? hand.to : hand.from;
+  const int fd = forward ? scripted.to : scripted.from;
   for (int i = 0; i < 40; ++i) {
     Header header{.kind = static_cast<FrameKind>(random() % 11), .tag = random() % 3, .id = random() % 8};
     const std::uint64_t sizes[] = {0, 100, 200'000, mail::kEagerBytes + 1, random(), random() % 1000};
@@ -233,10 +235,10 @@ void garbage_ends_the_peer_and_nothing_else(std::uint64_t seed) {
   }
   for (auto& byte : noise) byte = static_cast<char>(random());
   ScriptedPeer::put(fd, noise.data(), noise.size());
-  hand.close();
-  for (const auto& operation : operations) CHECK(hand.post.wait(*operation, -1));
-  const auto after = hand.post.receive(0, 77, target.data(), 1, kNoDeadline);
-  expect_error(hand.post, after, Code::rank_failed, 0);
+  scripted.close();
+  for (const auto& operation : operations) CHECK(scripted.post.wait(*operation, -1));
+  const auto after = scripted.post.receive(0, 77, target.data(), 1, kNoDeadline);
+  expect_error(scripted.post, after, Code::rank_failed, 0);
 }
 
 void malformed_frames_are_named() {
@@ -256,23 +258,23 @@ void malformed_frames_are_named() {
       {false, {.kind = FrameKind::eager}, "unknown answer"},
   };
   for (const Case& one : cases) {
-    ScriptedPeer hand;
+    ScriptedPeer scripted;
     char byte = 0;
-    const auto receive = hand.post.receive(0, 1, &byte, 1, kNoDeadline);
-    ScriptedPeer::put(one.forward ? hand.to : hand.from, one.header);
-    const auto text = expect_error(hand.post, receive, Code::rank_failed, 0);
+    const auto receive = scripted.post.receive(0, 1, &byte, 1, kNoDeadline);
+    ScriptedPeer::put(one.forward ? scripted.to : scripted.from, one.header);
+    const auto text = expect_error(scripted.post, receive, Code::rank_failed, 0);
     CHECK(contains(text, "malformed") && contains(text, one.words));
-    expect_error(hand.post, hand.post.send(0, 1, &byte, 1, kNoDeadline), Code::rank_failed, 0);
+    expect_error(scripted.post, scripted.post.send(0, 1, &byte, 1, kNoDeadline), Code::rank_failed, 0);
   }
-  ScriptedPeer hand;  // eager messages beyond the window
+  ScriptedPeer scripted;  // eager messages beyond the window
   const Bytes payload(mail::kEagerBytes);
   char byte = 0;
-  const auto receive = hand.post.receive(0, 1, &byte, 1, kNoDeadline);
+  const auto receive = scripted.post.receive(0, 1, &byte, 1, kNoDeadline);
   for (int i = 0; i < 129; ++i) {
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::eager, .tag = 2, .bytes = payload.size()});
-    ScriptedPeer::put(hand.to, payload.data(), payload.size());
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = 2, .bytes = payload.size()});
+    ScriptedPeer::put(scripted.to, payload.data(), payload.size());
   }
-  CHECK(contains(expect_error(hand.post, receive, Code::rank_failed, 0), "credit"));
+  CHECK(contains(expect_error(scripted.post, receive, Code::rank_failed, 0), "credit"));
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ namespace ff::hfreduce::test {
 // Rank 1 of 2 with a peer, rank 0, that the test plays on raw sockets.
 struct ScriptedPeer {
   P2PEngine post{1, 2};
-  int to = -1;    // into post's incoming link
-  int from = -1;  // out of post's outgoing link ...
-  int own = -1;   // ... and P2PEngine's end of that one
+  int to = -1;    // the test's end of the incoming link of `post`
+  int from = -1;  // the test's end of the outgoing link of `post`
+  int own = -1;   // duplicate of the other end of the outgoing link
 
   explicit ScriptedPeer(bool incoming = true, bool outgoing = true, bool local = false) {
     int ends[2];
@@ -36,7 +36,7 @@ struct ScriptedPeer {
     }
   }
   ~ScriptedPeer() { close(); }
-  // Makes the outgoing link smaller than a chunk, so that it stops in the middle of one.
+  // Makes the send buffer of the outgoing link smaller than a chunk, so that a send stops in the middle of a chunk.
   void narrow() const {
     const int bytes = 64 << 10;
     CHECK(::setsockopt(own, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes) == 0);

@@ -1,4 +1,5 @@
-// Messages that are copied out of the sender's arena: contents, order, and which side wins if one ends early.
+// Messages that are copied out of the sender's arena: contents, order, and the outcome if the sender withdraws a message
+// while the receiver copies it.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -73,7 +74,7 @@ void both_ways_at_once_and_in_order() {
   for (std::size_t r = 0; r < 3; ++r) {
     ranks.emplace_back([&, r] {
       std::mt19937_64 order(r);
-      const std::size_t most = FF_THREAD_SANITIZER ? 200'000 : 1'500'000;  // it clears much memory for each byte
+      const std::size_t most = FF_THREAD_SANITIZER ? 200'000 : 1'500'000;  // the sanitizer is slow
       for (int round = 0; round < 4; ++round) {
         std::vector<std::unique_ptr<Block>> sent, received;
         std::vector<std::pair<OperationPtr, Bytes>> receives;
@@ -128,7 +129,8 @@ void different_sizes_fail_on_both_sides() {
   expect_ok(*posts[0], again);
 }
 
-// No rank waits in its P2PEngine here: the own thread sleeps on the links, and is woken to copy the offered bytes.
+// No thread calls P2PEngine::wait() here: the engine's own thread sleeps in epoll_wait(), and is woken to copy the
+// offered bytes.
 void a_sleeping_thread_is_woken_to_copy() {
   auto posts = make_world(2, false, true, true);
   Block sent(pattern(100'000, 6));
@@ -146,91 +148,91 @@ void the_first_of_claim_and_withdrawal_counts() {
   const Bytes content = pattern(100'000, 2);
   Block sent(content);
   for (const bool claim_first : {true, false}) {
-    ScriptedPeer hand(true, true, true);
-    const auto send = hand.post.send(0, 1, sent.data, sent.size, claim_first ? 1.0 : 0.01);
-    Found found(hand.from);
+    ScriptedPeer scripted(true, true, true);
+    const auto send = scripted.post.send(0, 1, sent.data, sent.size, claim_first ? 1.0 : 0.01);
+    Found found(scripted.from);
     const char* bytes = found.offered.find(found.offer, found.header.bytes);
     CHECK(bytes != nullptr && std::equal(content.begin(), content.end(), bytes));
     CHECK(found.offered.find(found.offer, Arena::kSegmentBytes + 1) == nullptr);
     if (claim_first) {
       CHECK(found.offered.claim(found.header.id, found.offer));
-      expect_ok(hand.post, send);  // its deadline passes, but the peer has the bytes
-      ScriptedPeer::put(hand.from, {.kind = FrameKind::done, .tag = 1, .id = found.header.id});
+      expect_ok(scripted.post, send);  // its deadline passes, but the peer has the bytes
+      ScriptedPeer::put(scripted.from, {.kind = FrameKind::done, .tag = 1, .id = found.header.id});
     } else {
-      expect_error(hand.post, send, Code::deadline_exceeded);
+      expect_error(scripted.post, send, Code::deadline_exceeded);
       CHECK(!found.offered.claim(found.header.id, found.offer));
-      CHECK(ScriptedPeer::get(hand.from).kind == FrameKind::cancel);
+      CHECK(ScriptedPeer::get(scripted.from).kind == FrameKind::cancel);
     }
     // The link continues; a peer that cannot map the memory gets the bytes through the socket.
-    const auto next = hand.post.send(0, 1, sent.data, sent.size, kNoDeadline);
-    const Header offer = ScriptedPeer::get(hand.from);
+    const auto next = scripted.post.send(0, 1, sent.data, sent.size, kNoDeadline);
+    const Header offer = ScriptedPeer::get(scripted.from);
     CHECK(offer.kind == FrameKind::offer);
-    ScriptedPeer::get(hand.from, sizeof(Offer));
-    ScriptedPeer::put(hand.from, {.kind = FrameKind::clear, .tag = 1, .id = offer.id});
-    const Header data = ScriptedPeer::get(hand.from);
+    ScriptedPeer::get(scripted.from, sizeof(Offer));
+    ScriptedPeer::put(scripted.from, {.kind = FrameKind::clear, .tag = 1, .id = offer.id});
+    const Header data = ScriptedPeer::get(scripted.from);
     CHECK(data.kind == FrameKind::data && data.bytes == sent.size);
-    CHECK(ScriptedPeer::get(hand.from, data.bytes) == content);
-    expect_ok(hand.post, next);
+    CHECK(ScriptedPeer::get(scripted.from, data.bytes) == content);
+    expect_ok(scripted.post, next);
     // The end of the group withdraws all offers.
-    const auto last = hand.post.send(0, 1, sent.data, sent.size, kNoDeadline);
-    const Header final_header = ScriptedPeer::get(hand.from);
+    const auto last = scripted.post.send(0, 1, sent.data, sent.size, kNoDeadline);
+    const Header final_header = ScriptedPeer::get(scripted.from);
     Offer final_offer;
-    std::memcpy(&final_offer, ScriptedPeer::get(hand.from, sizeof(Offer)).data(), sizeof(Offer));
-    hand.post.fail(Error(Code::collective, "over"));
-    expect_error(hand.post, last, Code::collective);
+    std::memcpy(&final_offer, ScriptedPeer::get(scripted.from, sizeof(Offer)).data(), sizeof(Offer));
+    scripted.post.fail(Error(Code::collective, "over"));
+    expect_error(scripted.post, last, Code::collective);
     CHECK(!found.offered.claim(final_header.id, final_offer));
   }
 }
 
 void slots_are_used_again() {
-  ScriptedPeer hand(true, true, true);
+  ScriptedPeer scripted(true, true, true);
   Block sent(pattern(100'000, 2));
   for (std::size_t i = 0; i < 2 * mail::kSlots; ++i) {
-    const auto send = hand.post.send(0, 1, sent.data, sent.size, kNoDeadline);
-    const Header offer = ScriptedPeer::get(hand.from);
+    const auto send = scripted.post.send(0, 1, sent.data, sent.size, kNoDeadline);
+    const Header offer = ScriptedPeer::get(scripted.from);
     CHECK(offer.kind == FrameKind::offer);
-    ScriptedPeer::get(hand.from, sizeof(Offer));
-    ScriptedPeer::put(hand.from, {.kind = i % 2 ? FrameKind::done : FrameKind::refuse, .tag = 1, .id = offer.id});
-    CHECK(hand.post.wait(*send, -1));
+    ScriptedPeer::get(scripted.from, sizeof(Offer));
+    ScriptedPeer::put(scripted.from, {.kind = i % 2 ? FrameKind::done : FrameKind::refuse, .tag = 1, .id = offer.id});
+    CHECK(scripted.post.wait(*send, -1));
   }
 }
 
 void a_withdrawn_offer_fails_its_receive() {
-  ScriptedPeer hand;
+  ScriptedPeer scripted;
   Block content(pattern(5u << 20, 1));
   mail::Offers offers;
   std::vector<int> descriptors;
   const auto offer = offers.make(1, content.data, content.size, descriptors);
   CHECK(offer && descriptors.size() == 2 && offers.withdraw(1, offer->slot));
   Bytes target(content.size);
-  const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
+  const auto receive = scripted.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
   mail::Stream stream(1);
-  stream.attach(::dup(hand.to));
+  stream.attach(::dup(scripted.to));
   const Header header{.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = content.size};
   CHECK(stream.write(reinterpret_cast<const char*>(&header), sizeof header, reinterpret_cast<const char*>(&*offer),
                      sizeof *offer, descriptors) == sizeof header + sizeof *offer);
-  CHECK(contains(expect_error(hand.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
+  CHECK(contains(expect_error(scripted.post, receive, Code::deadline_exceeded, 0), "the sender's timeout passed"));
 }
 
 void an_offer_of_nothing_is_refused() {
   Bytes target(100'000);
   for (const bool descriptors_said : {true, false}) {
-    ScriptedPeer hand;
-    const auto receive = hand.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
-    ScriptedPeer::put(hand.to, {.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = target.size()});
+    ScriptedPeer scripted;
+    const auto receive = scripted.post.receive(0, 1, target.data(), target.size(), kNoDeadline);
+    ScriptedPeer::put(scripted.to, {.kind = FrameKind::offer, .tag = 1, .id = 1, .bytes = target.size()});
     Offer offer;
     offer.segment = 7;
     offer.slot = UINT32_MAX;
     offer.offset = UINT64_MAX;
     offer.with_segment = descriptors_said ? 1 : 0;
-    ScriptedPeer::put(hand.to, &offer, sizeof offer);
+    ScriptedPeer::put(scripted.to, &offer, sizeof offer);
     if (descriptors_said) {
-      const auto text = expect_error(hand.post, receive, Code::rank_failed, 0);
+      const auto text = expect_error(scripted.post, receive, Code::rank_failed, 0);
       CHECK(contains(text, "without its descriptors"));
     } else {
-      CHECK(ScriptedPeer::get(hand.to).kind == FrameKind::clear);
-      ScriptedPeer::put(hand.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
-      expect_error(hand.post, receive, Code::deadline_exceeded, 0);
+      CHECK(ScriptedPeer::get(scripted.to).kind == FrameKind::clear);
+      ScriptedPeer::put(scripted.to, {.kind = FrameKind::cancel, .tag = 1, .id = 1});
+      expect_error(scripted.post, receive, Code::deadline_exceeded, 0);
     }
   }
 }

@@ -209,7 +209,7 @@ bool Exchange::overwritable(const Step& s) const {
 }
 
 // Bounds the received encodings that wait to be forwarded to a slow peer. Beyond the limit only the earliest step that
-// has not arrived may hold one more, because all other steps finally wait for it (see the invariants of programs).
+// has not arrived may hold one more, because all other steps wait for that step in the end (program.hpp, invariant 2).
 bool Exchange::may_hold(std::uint32_t k) {
   const bool forwards = step(k).kind == StepKind::receive && sends_[k] > 0;
   if (!forwards || forwarding_ < limits_.forwarding) return true;
@@ -314,7 +314,7 @@ void Exchange::finish(std::uint32_t k) {
   finished_[k] = 1;
   ++done_steps_;
   const Step& s = step(k);
-  // A reduced value that is still to be encoded becomes final afterwards.
+  // A reduced value that must still be encoded becomes final in encode().
   const bool later = coded_ && s.kind == StepKind::reduce && sends_[k] > 0;
   if (s.last && !later) make_final(s.chunk);
 }

@@ -5,7 +5,8 @@
 //
 // Chunks are sent from and received into the buffer itself. A value to be added arrives in scratch memory, at most
 // Limits::receives chunks ahead per peer. With a wire codec a value is encoded once, where it is computed, and then
-// forwarded byte for byte. Its sender decodes its own encoding too, so that all members end with the same bits.
+// forwarded byte for byte. The member that encodes a value also decodes the encoding, so that all members end with the
+// same bits.
 //
 // The first bytes sent to each member are the caller's header. A member's messages are received only after its header
 // was found to agree, because until then not even their length is known. This costs no round trip.
@@ -26,7 +27,7 @@
 
 namespace ff::hfreduce {
 
-// Reusable buffers of one chunk. One exchange uses it at a time; it outlives the transport.
+// Reusable buffers of one chunk each. At most one exchange at a time uses a Scratch. A Scratch outlives the transport.
 class Scratch {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -51,10 +52,10 @@ struct Data {
   char* base = nullptr;  // element 0 of the program's buffer
   DType dtype = DType::f32;
   Op op = Op::sum;
-  double scale = 1;           // as passed to the kernels
-  Codec codec = Codec::none;  // of sums of floating types
+  double scale = 1;           // factor of the result, as passed to the kernels
+  Codec codec = Codec::none;  // wire codec; other than none only for sums of floating types
   float* residual = nullptr;  // error feedback, one float per element; see codec.hpp
-  std::uint64_t seed = 0;     // 0: round to nearest; else at random, with a different seed for each call and rank
+  std::uint64_t seed = 0;     // 0: rounds to nearest; else rounds stochastically. Must differ for each call and rank
 };
 
 // Header by which members validate that they run the same call.
@@ -67,7 +68,7 @@ struct Handshake {
 
 class Exchange {
  public:
-  // Bounds of the chunks in flight with a peer. All values from 1 on are safe.
+  // Bounds of the chunks in flight with a peer. No value from 1 on can deadlock.
   struct Limits {
     std::size_t sends = 8;        // posted to the peer
     std::size_t receives = 8;     // from the peer: posted, or arrived and not used yet
@@ -92,8 +93,8 @@ class Exchange {
   // what the transport and the handshake's check throw.
   bool advance();
   bool finished() const { return done_steps_ == program_.steps.size() && finals_ == all_finals_; }
-  // Returns a chunk that became final since the last call, in the order in which they became final. Its memory is not
-  // written again, but may be read until the exchange has finished.
+  // Returns the next chunk in the order in which chunks become final; none if no further chunk is final yet. The chunk's
+  // memory is not written again, but may be read until the exchange has finished.
   std::optional<std::uint32_t> pop_final();
   // Returns a rank whose data is missing, -1 if only local input is missing. For the error on a timeout.
   int waiting_for() const;
@@ -110,7 +111,7 @@ class Exchange {
   };
   struct Part {  // state of a chunk
     bool provided = false, given = false, collected = false;
-    char* wire = nullptr;     // encoding of its current value, while sends need it
+    char* wire = nullptr;     // encoding of the chunk's current value, while sends need it
     std::uint32_t sends = 0;  // unfinished sends of the local input
   };
 
@@ -124,7 +125,7 @@ class Exchange {
 
   const Step& step(std::uint32_t k) const { return program_.steps[k]; }
   bool ready(const Step& step) const;         // the local value that the step needs is available
-  bool overwritable(const Step& step) const;  // for a receive
+  bool overwritable(const Step& step) const;  // a receive may overwrite the chunk
   bool in_place(const Step& step) const;
   bool may_hold(std::uint32_t k);
   bool made_by(std::int32_t source, Step::Kind kind) const;
@@ -150,7 +151,7 @@ class Exchange {
   std::vector<Part> parts_;             // per chunk
   std::vector<Transfer> transfers_;     // per step
   std::vector<std::uint8_t> finished_;  // per step
-  std::vector<std::uint32_t> sends_;    // per step: unfinished sends of its result
+  std::vector<std::uint32_t> sends_;    // per step: unfinished sends of the step's result
   std::size_t done_steps_ = 0, finals_ = 0, all_finals_ = 0;
   std::size_t forwarding_ = 0;        // received encodings that wait to be forwarded
   std::uint32_t earliest_ = 0;        // all receiving steps before it have arrived

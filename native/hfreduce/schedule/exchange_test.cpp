@@ -47,7 +47,7 @@ struct Plan {
   Op op;
   Codec codec;
   double scale;
-  bool exact;  // whole numbers that no step rounds
+  bool exact;  // the inputs are whole numbers, and no step rounds
 };
 
 Case random_case(std::size_t members, Random& random) {
@@ -310,7 +310,7 @@ class Run {
     if (random_() % 3 != 0) network_.deliver(random_() % (members_ * members_));
   }
 
-  // Does everything that is possible, once; false if nothing was.
+  // Lets every member and every link do what it can, once. Returns false if nothing moved.
   bool sweep() {
     bool moved = false;
     for (std::size_t m = 0; m < members_; ++m) moved |= provide(m);
@@ -319,8 +319,8 @@ class Run {
     return moved;
   }
 
-  // Nothing moves any more. Either a member failed, which the watch then tells all members, or members that call
-  // different things wait for each other until the timeout.
+  // Called when nothing moves. Either a member failed, and now the watch notifies all members. Or members that disagree
+  // about the call wait for each other, and now their timeout passes.
   void tell() {
     CHECK(failed_ || odd_ < members_);
     for (std::size_t m = 0; m < members_; ++m) network_.tell(m, dead_rank_);
@@ -396,7 +396,7 @@ class Run {
     }
   }
 
-  // Returns the member whose input a broadcast or gathered chunk is.
+  // Returns the member whose input is the value of a broadcast or gathered chunk.
   std::size_t origin(const Plan& plan, std::size_t begin) const {
     for (std::size_t from = 0; from < members_; ++from) {
       const Program program = plan.algorithm.build(from, plan.count);
@@ -416,6 +416,7 @@ class Run {
   std::vector<int> ranks_;
   std::vector<std::vector<std::vector<char>>> inputs_;  // [call][member]
   std::vector<std::unique_ptr<Member>> state_;
+  // Number of the event at which a member dies; the member that passes a different count, and in which call.
   std::size_t crash_at_ = kNever, odd_ = kNever, odd_call_ = 0;
   bool failed_ = false;
   int dead_rank_ = -1;

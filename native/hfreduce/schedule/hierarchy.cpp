@@ -18,7 +18,7 @@ Posted places(const Request& request) {
   return mine;
 }
 
-// Sums of 16- and 8-bit types that stay unrounded on the way are kept in float32 beside the tensor.
+// Returns whether partial sums of a 16-bit or 8-bit type stay unrounded. They are then float32, outside the tensor.
 bool is_unrounded(const Call& call) {
   return call.wire == Codec::fp32 && call.dtype != DType::f32 && call.dtype != DType::f64 && is_floating(call.dtype);
 }
@@ -108,8 +108,8 @@ void Hierarchy::pump(Leg& leg) {
   leg.advance();
 }
 
-// Puts the host's sum of each lane's slice at `own` of that lane's member (its slice begins there). Each piece goes to
-// the network as soon as it is added.
+// Adds the inputs of the host's members: each member with a lane gets the sum of its slice at `own`. Each piece of the
+// slice goes to the network as soon as it is summed.
 void Hierarchy::team_sum(const Request& request, const Plan& plan, Leg* leg, char* own, DType partial) {
   const Call& call = request.call;
   const std::size_t width = size_of(call.dtype);
@@ -148,7 +148,7 @@ void Hierarchy::team_sum(const Request& request, const Plan& plan, Leg* leg, cha
   team_->drive(pass, 1);
 }
 
-// Copies all members' slices to `out` of every member that takes them. `own`: where this lane's slice begins.
+// Copies the slices of all lanes to `out` on every member where `out` is not null. `own`: start of this member's slice.
 void Hierarchy::team_gather(const Request& request, const Plan& plan, Leg* leg, const char* own, char* out,
                             bool in_tensor) {
   if (team_ != nullptr) {
@@ -299,7 +299,7 @@ void Hierarchy::broadcast(const Request& request) {
   }
   if (running != nullptr) running->provide_all();
   Request received = request;
-  received.in = request.out;  // future places of the slices
+  received.in = request.out;  // the network puts the slices there
   if (team_ != nullptr) team_->meet(places(received));
   team_gather(received, *plan, running, slice, tensor.data, true);
 }

@@ -4,7 +4,7 @@
 //                   team: every member copies all slices
 //   reduce          the same, but the last leg goes to the root only
 //   broadcast       team of the root: every member copies · network: each lane carries its slice · other teams: copy
-//   reduce_scatter  team: the member in a rank's place gets the host's sum for it · network: ring
+//   reduce_scatter  team: member i gets the host's sums for the i-th rank of every host · network: ring
 //   all_gather      network: each piece is sent once to each host · team: every member copies
 //   gather, scatter, all_to_all   network: rank to rank · team: member to member
 //
@@ -63,7 +63,7 @@ class Hierarchy {
   Team* team_;
   Transport& transport_;
   Scratch scratch_;
-  std::vector<char> partial_;  // sums that are not in a tensor
+  std::vector<char> partial_;  // partial sums that have no place in a tensor
   Deadline deadline_;
 };
 

@@ -110,7 +110,7 @@ class CheckedMessages {
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
-// Compares the lengths of a rank's piece for itself, before anything is sent to other ranks.
+// Compares the lengths of this rank's piece for itself, before anything is sent to other ranks.
 void check_own(const Call& call, int rank, const Piece& from, const Piece& to) {
   if (from.bytes != to.bytes) throw lengths_disagree(call, rank, from.bytes, rank, to.bytes);
 }
@@ -185,7 +185,7 @@ std::vector<int> Hierarchy::peers(const Request& request) {
 
 // The rank in place q of another host sends its piece to this team's member q modulo the team's size; then each team
 // shares the pieces of its members. With its piece a rank sends the lengths that it expects from all ranks. A rank that
-// completes has therefore compared the rows of all hosts, and through the team's copy those of its team.
+// completes has therefore compared the lengths of all other hosts, and by the copy inside its team those of its team.
 void Hierarchy::all_gather(const Request& request) {
   const Call& call = request.call;
   const auto& hosts = layout().hosts;

@@ -34,18 +34,19 @@ struct Rule {
 
 // Rules that are used where no other rule applies. The first applicable rule of a kind is chosen.
 std::vector<Rule> default_rules();
-// Returns the first of `rules` that applies, else the first of the default rules. REQUIRES: there is one of the kind.
+// Returns the first of `rules` that applies, else the first default rule that applies. REQUIRES: `kind` has default
+// rules.
 Rule choose_rule(const std::vector<Rule>& rules, Kind kind, std::size_t hosts, std::size_t bytes);
 
 struct Plan {
   Algorithm algorithm;
   std::size_t lanes;
   Program program;                          // of this rank's lane; empty if it has none
-  std::vector<std::size_t> begins, counts;  // [lanes] slices of the tensor
+  std::vector<std::size_t> begins, counts;  // [lanes] slices of the tensor, in elements
   std::vector<std::vector<Range>> inputs;   // [lanes][step] in the order in which the network needs them
   std::vector<std::vector<Range>> finals;   // [lanes][step] in the order in which they become final
   std::vector<std::uint32_t> input_chunks;  // chunk of the program in each step of `inputs`
-  std::vector<std::uint32_t> final_chunks;  // chunk of the program in each step of `finals`; ~0: none
+  std::vector<std::uint32_t> final_chunks;  // chunk of the program in each step of `finals`
 };
 
 // Position of this rank among the hosts.
@@ -56,7 +57,7 @@ struct Layout {
 
   std::size_t lanes() const;                                 // size of the smallest host
   bool even() const;                                         // all hosts are of one size
-  std::pair<std::size_t, std::size_t> find(int rank) const;  // its host and place
+  std::pair<std::size_t, std::size_t> find(int rank) const;  // host of the rank, and place in its team
   int lane_mate(std::size_t host_index, std::size_t lane) const { return hosts[host_index][lane]; }
 };
 

@@ -26,7 +26,7 @@ struct Step {
     send,
     receive,  // the received data replaces the chunk
     reduce,   // the received data is added to the chunk
-    collect,  // the received data is kept; the chunk's last collect adds all data and the own input in member order
+    collect,  // the received data is kept; the chunk's last collect adds all inputs, the member's own too, in order
   } kind;
   std::uint16_t peer;  // member
   std::uint32_t chunk;
@@ -47,11 +47,12 @@ struct Cut {
   std::size_t count, chunk, align = 1;
 };
 
-// --- Ring: member i sends only to i+1. Each member sends (M-1)/M of the buffer per half. ---
+// --- Ring: member i sends only to i+1. Each member sends (M-1)/M of the buffer in each half (reduce-scatter,
+// all-gather) of an allreduce. ---
 
 Program ring_allreduce(std::size_t me, std::size_t members, const Cut& cut);
-// Member i ends with the sum of blocks[i], or begins with its value. Blocks may be empty and lie anywhere, without
-// overlap. `cut.count` is ignored.
+// In a reduce-scatter, member i ends with the sum of blocks[i]; in an all-gather, it begins with the value of blocks[i].
+// Blocks may be empty and lie anywhere, without overlap. `cut.count` is ignored.
 Program ring_reduce_scatter(std::size_t me, const std::vector<Chunk>& blocks, const Cut& cut);
 Program ring_all_gather(std::size_t me, const std::vector<Chunk>& blocks, const Cut& cut);
 
@@ -70,8 +71,9 @@ struct Tree {
   std::uint32_t height = 0;                          // greatest depth
 };
 
-// zones[i] is the label of member i's zone. Each tree has one edge into each zone except its root's. If root < 0, no
-// member has children in both trees. Otherwise `root` heads both trees, and no other member has children in both.
+// zones[i] is the label of member i's zone. Each tree has one edge into each zone except the zone of its root. If
+// root < 0, no member has children in both trees. Otherwise `root` is the root of both trees, and no other member has
+// children in both.
 std::array<Tree, 2> double_tree(const std::vector<std::uint32_t>& zones, int root = -1);
 
 Program tree_allreduce(std::size_t me, const std::vector<std::uint32_t>& zones, const Cut& cut);

@@ -37,7 +37,7 @@ class ProgramBuilder {
     touched_.push_back(-1);
     return static_cast<std::uint32_t>(program_.chunks.size() - 1);
   }
-  // Cuts the whole buffer into chunks of equal length, the last one shorter.
+  // Cuts the whole buffer into chunks of equal length; the last chunk may be shorter.
   void add_chunks(const Cut& cut) {
     const std::size_t step = step_of(cut.count, parts_of(cut.count, cut.chunk), cut.align);
     for (std::size_t begin = 0; begin < cut.count; begin += step) {

@@ -50,7 +50,7 @@ struct Rounds {
   }
 };
 
-// Cuts the buffer into segments with chunks of equal length; the rest is a last segment.
+// Cuts the buffer into segments with chunks of equal length; the last segment may be shorter.
 Segments cut_whole(ProgramBuilder& draft, std::size_t members, const Cut& cut) {
   Segments segments;
   const std::size_t parts = parts_of(cut.count, cut.chunk * members);

@@ -1,8 +1,9 @@
-// Every builder, simulated for all members with symbolic values: which members contributed how often, and which scaled.
+// Simulates the programs of every builder for all members. Values are symbolic: they count how often each member's input
+// was added, and how often the value was scaled.
 //
-// A message moves only when both ends are ready for it (only a collect has a buffer), in random order. Inputs arrive
-// one by one in input_order, the next one only when nothing else can move. A program that runs under these conditions
-// cannot deadlock with buffers and earlier inputs.
+// Messages move in random order, and only when sender and receiver are both ready (only a collect has a buffer). Inputs
+// come one by one in input_order, and only when nothing else can move. A program that does not deadlock under these
+// conditions does not deadlock with more buffers or earlier inputs.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -19,10 +20,10 @@ using Kind = Step::Kind;
 
 namespace {
 
-constexpr std::size_t kMost = 17;
+constexpr std::size_t kMost = 17;  // members
 
 struct Value {
-  std::array<int, kMost> from{};  // how often member i's input is in it
+  std::array<int, kMost> from{};  // by member: how often its input was added
   int scaled = 0;
   bool operator==(const Value&) const = default;
 };
@@ -255,7 +256,8 @@ void test_ring(std::size_t members, const Cut& cut, std::uint64_t seed) {
       members, [&](std::size_t me) { return ring_allreduce(me, members, cut); }, cut.count,
       [&](std::size_t, std::size_t) { return &all; }, seed);
   CHECK(sum(sent) == 2 * (members - 1) * cut.count);
-  // A member skips one owner's chunks per half; owners' shares differ by one line.
+  // In each half of the allreduce a member sends the chunks of all owners but one. Owners' shares differ by at most
+  // `align` elements.
   const std::size_t bound = 2 * (members - 1) * cut.count / members + 2 * cut.align;
   for (const std::size_t one : sent) CHECK(one <= bound);
 }
@@ -329,7 +331,7 @@ void test_everywhere(std::size_t members, const Cut& cut, const std::vector<std:
   const auto tree =
       check(members, [&](std::size_t me) { return tree_allreduce(me, zones, cut); }, cut.count, expect, seed);
   CHECK(sum(tree) == 2 * (members - 1) * cut.count);
-  // Up once per tree; down to two children in one of the trees: half of the chunks, and one more.
+  // A member sends every chunk up once. It sends half of the chunks, plus at most one, down to two children.
   for (const std::size_t one : tree) CHECK(one <= 2 * cut.count + 2 * (cut.chunk + cut.align));
 }
 

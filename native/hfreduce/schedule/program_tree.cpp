@@ -2,8 +2,8 @@
 //
 // In each zone every other member may have children in the first tree, and the remaining members in the second. A
 // member that may have children has room for two. A zone of m members, of which a may have children, needs m-1 places
-// for its own members. So 2a-(m-1) places are left for other zones: one in both trees if m is even, two in one tree and
-// none in the other if m is odd. Odd zones alternate, so that each tree has enough places for all zones.
+// for its own members. So 2a-(m-1) places are left for other zones: one place in each tree if m is even, two places in
+// one tree and none in the other if m is odd. Odd zones alternate, so that each tree has enough places for all zones.
 #include <algorithm>
 #include <deque>
 
@@ -14,12 +14,12 @@ namespace {
 
 struct Zone {
   std::uint32_t label;
-  std::vector<std::uint16_t> members;  // without the given root
+  std::vector<std::uint16_t> members;  // without `root`
   bool has_root = false;
-  std::size_t odd = 0;  // 1: its odd places may have children in the first tree
+  std::size_t odd = 0;  // members at even (0) or odd (1) indices may have children in the first tree
 };
 
-// Returns the zones in order of appearance, the given root's first.
+// Returns the zones in order of appearance, but the zone of `root` first.
 std::vector<Zone> zones_of(const std::vector<std::uint32_t>& labels, int root) {
   std::vector<Zone> zones;
   if (root >= 0) zones.push_back({labels[static_cast<std::size_t>(root)], {}, true, 0});
@@ -44,7 +44,7 @@ struct Subtree {
   };
   std::vector<Node> nodes;
   std::size_t spare = 0;               // places left for other zones
-  std::vector<std::uint16_t> hanging;  // heads of the zones that take these places
+  std::vector<std::uint16_t> hanging;  // heads (first members) of the zones that take these places
 
   Subtree(const Zone& zone, std::size_t tree, int root, bool others) {
     std::size_t room = 0;

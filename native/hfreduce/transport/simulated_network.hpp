@@ -1,4 +1,5 @@
-// A network in memory for tests: byte streams between members that a test delivers piece by piece, and deaths.
+// A network in memory for tests: byte streams between members, whose bytes a test delivers piece by piece, and deaths of
+// members.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class SimulatedNetwork {
 
   int rank_of(std::size_t member) const { return static_cast<int>(10 + 3 * member); }
 
-  // Delivers all or some of the bytes in flight. Returns false if there were none.
+  // Delivers all or some of the bytes in flight on a link. Returns false if there were none.
   bool deliver(std::size_t index) {
     Link& link = links_[index];
     if (link.bytes.size() == link.readable) return false;
@@ -176,9 +177,9 @@ class SimulatedNetwork {
 
  private:
   struct Link {
-    std::vector<char> bytes;  // not taken yet, the first `readable` of them arrived
+    std::vector<char> bytes;  // sent but not received yet; the first `readable` bytes have arrived
     std::size_t readable = 0;
-    std::deque<std::size_t> lengths;  // of the messages posted and not completely taken
+    std::deque<std::size_t> lengths;  // of the messages that are posted but not completely received
     bool broken = false;
   };
   Link& link(std::size_t from, std::size_t to) { return links_[from * members_ + to]; }

@@ -51,7 +51,7 @@ void TcpTransport::add_outgoing(int rank, int fd) { add(rank, fd, false); }
 void TcpTransport::add_incoming(int rank, int fd) { add(rank, fd, true); }
 
 void TcpTransport::add(int rank, int fd, bool incoming) {
-  const int on = 1;  // fails if it is not TCP
+  const int on = 1;  // the option has no effect on a Unix socket
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   arrivals_.add(rank, fd, incoming);
   wake();

@@ -3,8 +3,9 @@
 // Thread contract: as LinkedTransport's.
 //
 // Bytes go directly from and to the caller's memory: a system call takes as many queued transfers of a link as fit
-// (sendmsg, recvmsg), without intermediate copies. A link is `ready` until a call moved less than it could have; epoll
-// reports when it is ready again. No code reads ahead: bytes without a posted receive stay in the socket.
+// (sendmsg, recvmsg), without intermediate copies. A link is `ready` until a system call moves fewer bytes than it was
+// given; epoll reports when the link is ready again. No code reads ahead: bytes without a posted receive stay in the
+// socket.
 #pragma once
 
 #include <atomic>
@@ -48,7 +49,7 @@ class TcpTransport final : public LinkedTransport {
     int rank;
     bool incoming;
     int fd = -1;
-    bool ready = false;  // a call may move bytes
+    bool ready = false;  // a system call may move bytes
     bool ended = false;  // the peer has closed its side; bytes that it sent before may still be unread
     std::deque<Transfer*> queue = {};
   };

@@ -55,7 +55,7 @@ void test_abort() {
   other.join();
 }
 
-// Bytes sent before the end arrive. The end is an error only once more is awaited.
+// Bytes that were sent before the end of the stream arrive. The end is an error only for a receive of further bytes.
 void test_death_of_sender(const std::function<Pair()>& make) {
   TcpTransport transport;
   const Pair pair = make();

@@ -71,11 +71,11 @@ inline Error error_of(const std::function<void()>& action) {
   std::abort();
 }
 
-// Largest message. Smaller under the thread sanitizer, which slows memory accesses down; 32 messages, the most at a
-// time, still exceed the bytes that move at a time.
+// Maximum bytes of a message; less under the thread sanitizer, which slows memory accesses down. A system call of the TCP
+// transport takes at most 32 messages and about 1 MiB: the messages must be long enough to reach the second limit, too.
 constexpr std::size_t kTalk = FF_THREAD_SANITIZER ? 70'000 : 200'000;
 
-// One of two ranks that send each other messages of the same random sizes, all posted at once or a few at a time.
+// Runs one of two ranks that send each other messages of the same random sizes.
 inline void talk(Transport& transport, int me, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uint64_t total = 0;
@@ -107,7 +107,7 @@ inline void talk(Transport& transport, int me, std::uint64_t seed) {
   CHECK(transport.bytes_sent() == total);
 }
 
-// One member of a sequence of allreduces of different sizes, by ring, tree and direct sending in turn.
+// Runs one member in a sequence of allreduces of different sizes, by the ring, tree and direct algorithms in turn.
 inline void reduce(Transport& transport, std::size_t me, std::size_t members) {
   std::vector<int> ranks;
   for (std::size_t m = 0; m < members; ++m) ranks.push_back(static_cast<int>(m));

@@ -226,8 +226,8 @@ bool UcxTransport::poll(int timeout_ms, bool drain_wakes) {
     news = true;
     try {
       link.line.advance();
-    } catch (const Error& stranger) {
-      fail(stranger);
+    } catch (const Error& violation) {
+      fail(violation);
     }
     if (const auto handshake = link.line.take_handshake()) start_endpoint(link, *handshake);
     if (link.line.ended()) {
@@ -262,7 +262,7 @@ void UcxTransport::post(Link& link, Transfer& transfer) {
   ++pending_;
   ++posted_;
   if (link.incoming || link.endpoint != nullptr)
-    hand_over(link.messages.back());  // without an endpoint, after the handshake
+    hand_over(link.messages.back());  // else start_endpoint() hands it over, after the handshake
   settle();
 }
 
@@ -357,7 +357,7 @@ bool UcxTransport::settle(Link& link) {
   return moved;
 }
 
-// If the only message that is not done is complete, flushes, so that it can be done.
+// If only one message is not done and UCX has completed it, flushes the worker, so that settle() can mark it as done.
 void UcxTransport::release_last() {
   if (pending_ != 1 || dirty_.empty() || flushing_ != 0) return;
   CallParams params = params_of(this);

@@ -47,18 +47,18 @@ class UcxTransport final : public LinkedTransport {
 
   void send(int rank, Transfer& transfer) override;
   void receive(int rank, Transfer& transfer) override;
-  // After one of these has thrown, both throw the same error again, and neither transfers nor their memory are accessed
-  // any more.
+  // After progress() or wait() has thrown, both throw the same error again, and neither transfers nor their memory are
+  // accessed any more.
   bool progress() override;
   void wait(std::chrono::milliseconds limit) override;
 
   void wake() override;
-  void abort() override;  // the same holds when it returns; peers see endpoints fail
+  void abort() override;  // afterwards transfers and their memory are not accessed either; peers see endpoints fail
   std::uint64_t bytes_sent() const override { return sent_; }  // only payload of messages that are done
 
  private:
   struct Link;
-  struct Message {  // its address stays while it is in its link's queue, because UCX knows it
+  struct Message {  // never moves while it is in its link's queue, because UCX has its address
     enum class State { queued, under_way, complete, failed };
     Link* link;
     Transfer* transfer;
@@ -73,8 +73,8 @@ class UcxTransport final : public LinkedTransport {
     ucx::LinkSocket line;
     ucx::Endpoint* endpoint = nullptr;  // of an outgoing link, after its handshake
     std::uint64_t tag = 0;
-    std::deque<Message> messages = {};  // not done
-    std::uint64_t done = 0;             // messages
+    std::deque<Message> messages = {};  // messages that are not done
+    std::uint64_t done = 0;             // number of messages that are done
     std::optional<std::chrono::steady_clock::time_point> broken = {};
     std::string why = {};  // the cause if it broke
   };
@@ -119,9 +119,9 @@ class UcxTransport final : public LinkedTransport {
   std::vector<Link*> dirty_;     // links with a completed message
   std::vector<Link*> troubled_;  // ended or broken
   std::size_t pending_ = 0;      // messages that are not done
-  std::uint64_t posted_ = 0;     // messages so far
+  std::uint64_t posted_ = 0;     // number of messages posted so far
   std::uint64_t flushing_ = 0,
-                flushed_ = 0;  // posted_ when the current or last flush began
+                flushed_ = 0;  // values of posted_ when the current flush (0: none) and the last finished flush began
   bool closing_ = false;       // callbacks have no effect any more
   std::optional<Error> failed_, bad_message_;
 

@@ -65,21 +65,21 @@ void LinkSocket::read() {
 }
 
 void LinkSocket::parse() {
-  const Error stranger(Code::collective,
-                       "rank " + std::to_string(rank_) + " does not speak the protocol of a UCX link");
+  const Error violation(Code::collective,
+                        "rank " + std::to_string(rank_) + " does not speak the protocol of a UCX link");
   if (side_ == Side::sender && !handshake_done_) {
     Head head;
     if (in_.size() < sizeof head) return;
     std::memcpy(&head, in_.data(), sizeof head);
     if (head.magic != kMagic || head.address_bytes == 0 || head.address_bytes > kLongestAddress) {
-      throw Error(stranger);
+      throw Error(violation);
     }
     if (in_.size() < sizeof head + head.address_bytes) return;
     handshake_ = Handshake{head.tag, in_.substr(sizeof head, head.address_bytes)};
     in_.erase(0, sizeof head + head.address_bytes);
     handshake_done_ = true;
   }
-  if (in_.size() > sizeof(std::uint64_t)) throw Error(stranger);
+  if (in_.size() > sizeof(std::uint64_t)) throw Error(violation);
   if (in_.size() < sizeof(std::uint64_t)) return;
   std::uint64_t count;
   std::memcpy(&count, in_.data(), sizeof count);

@@ -1,5 +1,6 @@
-// The socket of one link of the UCX transport. It carries the receiver's address to the sender. Its end shows either
-// side that the other has left or died, and a last message counts the messages that the other side completed.
+// The socket of one link of the UCX transport. It carries the receiver's address to the sender. The end of its stream
+// shows either side that the other side has left or died. A side that leaves sends a last message: the number of messages
+// that it has completed.
 //
 //   receiver -> sender   Handshake, the address of its UCX worker         when the link is made
 //   both                 number of messages it completed on this link     when it leaves in an orderly way
@@ -30,8 +31,8 @@ class LinkSocket {
   LinkSocket(const LinkSocket&) = delete;
   LinkSocket& operator=(const LinkSocket&) = delete;
 
-  // Owns the descriptor from the call on; the descriptor must not block and is guarded against forks. `handshake`: the
-  // receiver's.
+  // Owns the descriptor from the call on. REQUIRES: it is nonblocking, and guarded against forks. `handshake`: sent to
+  // the other side; null on the sender's side.
   void open(int fd, const Handshake* handshake);
   int fd() const { return fd_; }
   bool wants_to_write() const { return !out_.empty(); }

@@ -1,7 +1,7 @@
 // The UCX transport between threads, over UCX's TCP alone and together with CMA, by which a receiver fetches long
 // messages from the sender's memory as it does over RDMA. Contents and order, sizes on both sides of its protocols,
-// late links, wakes, abort, the ends of a peer, unauthenticated peers, and what the process keeps for itself. Skipped
-// if libucp.so.0 is unavailable.
+// late links, wakes, abort, peers that leave or die, unauthenticated peers. Loading UCX must not change signal handlers.
+// Skipped if libucp.so.0 is unavailable.
 #include "hfreduce/transport/ucx.hpp"
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ extern "C" const char* __tsan_default_options() { return "ignore_noninstrumented
 
 namespace {
 
-// `to` < 0: one direction only.
+// Links two ranks in one direction.
 void join(UcxTransport& from, int from_rank, UcxTransport& to, int to_rank) {
   const Pair pair = unix_pair();
   from.add_outgoing(to_rank, pair[0]);
@@ -46,7 +46,7 @@ void attend(UcxTransport& transport, const std::atomic<bool>& over) {
   }
 }
 
-// One direction, all in flight at once.
+// Messages in one direction, all in flight at once.
 void test_sizes() {
   const std::vector<std::size_t> sizes = {1,     7,       64,      1000,          8191,    8192, 8193,
                                           65536, 100'000, 1 << 20, (1 << 20) + 1, 8 << 20, 1,    3 << 20};
@@ -79,7 +79,7 @@ void test_wakes() {
   transport.receive(3, receive);
   while (transport.progress()) {
   }
-  transport.wait(kLong);  // the link's arrival
+  transport.wait(kLong);  // ends because a link was added
   transport.wake();
   transport.progress();  // must not consume the wake
   transport.wait(kLong);
@@ -94,7 +94,7 @@ void test_wakes() {
   ::close(pair[0]);
 }
 
-// The memory that the transfers point to may be freed at once too.
+// After an abort, the memory of the transfers may be freed at once.
 void test_abort() {
   UcxTransport transport, peer;
   join(peer, 3, transport, 0);
@@ -125,7 +125,7 @@ void test_abort() {
   attendant.join();
 }
 
-// Messages done before the end arrive. The end is an error only once more is awaited.
+// Messages that were done before the sender left arrive. The end is an error only for a receive of a further message.
 void test_leaving_sender() {
   UcxTransport to;
   const auto first = pattern(3, 1), second = pattern(500'000, 2);
@@ -292,7 +292,7 @@ void test_other_lengths(std::size_t sent, std::size_t awaited) {
   sender.join();
 }
 
-void test_strangers() {
+void test_protocol_violations() {
   const std::vector<char> noise(100'000, 'x');
   for (const bool incoming : {false, true}) {
     UcxTransport transport;
@@ -440,13 +440,13 @@ int main() {
     test_leaving_sender();
     test_hasty_senders();
     test_death(false);
-    if (!FF_THREAD_SANITIZER) test_death(true);  // UCX 1.13 may abort while it connects to a dead peer: its own race
+    if (!FF_THREAD_SANITIZER) test_death(true);  // a race in UCX 1.13 may abort the process here
     test_leaving_receiver();
     test_abort_of_the_peer();
     test_other_lengths(100, 10);
     test_other_lengths(10, 100);
     test_other_lengths(4 << 20, 1 << 20);
-    test_strangers();
+    test_protocol_violations();
     test_twice();
     test_exchanges();
     test_fork();

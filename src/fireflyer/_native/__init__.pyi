@@ -22,7 +22,7 @@ def crc32(data: Buffer, value: int = 0) -> int:
 
 def crc32c(data: Buffer, start: int = 0) -> int:
     """
-    CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long ones.
+    CRC32C (Castagnoli) over any contiguous buffer, continuing `start`; releases the GIL for long buffers.
     """
 
 def crc32c_combine(a: int, b: int, bytes_b: int) -> int:

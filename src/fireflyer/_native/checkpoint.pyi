@@ -63,7 +63,7 @@ class Arena:
 
     def start(self, pieces: Annotated[NDArray[numpy.int64], dict(shape=(None, 3), order='C', device='cpu', writable=False)], threads: int = 0, compare: bool = False, background: bool = False) -> Copy:
         """
-        Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and unchanged until the copy is done or destroyed. compare: compare with the arena's contents, see Copy.changed(). background: one thread on idle cores, until a caller waits with `help`.
+        Starts to copy pieces on native threads (0: one for each core). `pieces`: int64[n, 3] of (address of the source, offset in the arena, bytes), ascending by offset and disjoint. The sources must stay alive and unchanged until the copy is done or destroyed. compare: compare with the arena's contents, see Copy.changed(). background: only one thread copies, on idle cores, until a caller waits with `help`.
         """
 
 class DeviceCopy:

@@ -18,7 +18,7 @@ class Flows:
 
     def run(self, until: float, merge: float) -> None:
         """
-        Runs to the time `until`. Flows whose ends differ by at most `merge` times the present time end together.
+        Runs to the time `until`, in seconds. If a flow ends at time t, all flows that end by t * (1 + merge) end in the same event.
         """
 
     def rates(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
@@ -35,4 +35,4 @@ class Flows:
 
     @property
     def events(self) -> int:
-        """Times at which rates were computed."""
+        """Number of times that rates were computed."""

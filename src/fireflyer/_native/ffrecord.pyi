@@ -57,7 +57,7 @@ class Reader:
 
     def last_commit(self, file: int) -> tuple[int, int, int, int, int, int, bool, list[tuple[int, int, int]]]:
         """
-        The last commit of a v2 file: alignment, number of the commit, place of its footer, end, samples, place of its slot, whether that slot is torn, and the runs (first sample, place, samples).
+        The last commit of a v2 file: alignment, commit number, footer offset, end, samples, slot offset, whether that slot is torn, and the runs. A run: (first sample, offset of the first index page, samples).
         """
 
     def offsets(self, file: int) -> numpy.typing.NDArray[numpy.int64]:
@@ -84,7 +84,7 @@ class V2Index:
     def schema(self) -> bytes: ...
 
     def pages(self, indices: numpy.typing.NDArray[numpy.int64]) -> numpy.typing.NDArray[numpy.int64]:
-        """The place of each sample's index page, 4096 bytes."""
+        """Offset in the file of each sample's index page (4096 bytes)."""
 
     def extents(self, indices: numpy.typing.NDArray[numpy.int64], places: numpy.typing.NDArray[numpy.int64], pages: numpy.typing.NDArray[numpy.uint8]) -> numpy.typing.NDArray[numpy.uint8]:
         """

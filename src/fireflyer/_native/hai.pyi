@@ -24,7 +24,7 @@ class SuspendPage:
         """Records that the rank in `slot` has saved its state and will exit."""
 
     def set_apart(self, slot: int) -> None:
-        """Answers calls with false, and does not count them, until `begin`."""
+        """Answers the slot's calls false, uncounted, until `begin`."""
 
     def begin(self, slot: int, count: int) -> None:
         """Gives the next call the number `count` + 1; `count` is below 2**62."""
@@ -39,7 +39,7 @@ class SuspendPage:
         """Freezes every slot; returns the counts of answered calls."""
 
     def decide(self, number: int) -> int:
-        """Sets the decision unless there is one; returns the one in force."""
+        """Sets the decision unless there is one; returns the decision in force."""
 
     def count(self, slot: int) -> int:
         """Calls begun by the rank in `slot`."""

@@ -30,7 +30,7 @@ class Watch:
 
     def announce(self, message: str, rank: int = -1) -> None:
         """
-        Breaks the group on all ranks, because of `rank`, or (-1) for a reason that is no single rank's.
+        Breaks the group on all ranks because of `rank`; -1: the reason does not lie with a single rank.
         """
 
     def withdraw(self, operation: int) -> None:
@@ -46,7 +46,7 @@ class Watch:
 
     def wait(self, seconds: float = -1.0) -> bool:
         """
-        True once there is a failure, False when `seconds` passed before (< 0: no limit).
+        Waits for a failure; returns False if `seconds` pass first (< 0: no limit).
         """
 
     def rethrow(self) -> None:
@@ -60,7 +60,7 @@ class Watch:
 
 def set_thread_cpus(cpus: Sequence[int]) -> None:
     """
-    Sets the cores of the threads that groups start from now on; none: all cores of the process.
+    Sets the cores of the threads that groups start from now on; an empty list: all cores of the process.
     """
 
 def guard_descriptor(fd: int) -> None:
@@ -157,7 +157,7 @@ class Operation:
 
     def wait(self, seconds: float = -1.0) -> bool:
         """
-        True when it is over, False when `seconds` passed before (< 0: no limit).
+        Waits until the operation is over; returns False if `seconds` pass first (< 0: no limit).
         """
 
     def done(self) -> bool: ...
@@ -191,7 +191,7 @@ class Group:
 
     def submit(self, *, kind: Kind, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], count: int, dtype: DType, op: ReduceOp = ReduceOp.SUM, root: int = -1, wire: Codec = Codec.NONE, residual: int = 0, seed: int = 0, shared: bool = False, priority: int = 0, label: int = 0, timeout_s: float = 0.0, run_here: bool = False) -> Operation:
         """
-        Starts a collective on (address, bytes) pieces by rank; they must stay alive until it is done. timeout_s: timeout of this call; 0: the group's.
+        Starts a collective. inputs, outputs: (address, bytes) by rank; this memory must stay alive until the operation is done. timeout_s: timeout of this call; 0: the group's. run_here: if nothing is queued, this thread runs the operation before the call returns.
         """
 
     def allreduce_now(self, data: int, bytes: int, count: int, dtype: DType, op: ReduceOp) -> Operation:
@@ -203,10 +203,10 @@ class Group:
         """Ranks of other hosts that such a call sends to."""
 
     def add_outgoing(self, rank: int, fd: int) -> None:
-        """A connected socket to send payload to `rank`; owned by the group."""
+        """Adds a connected socket to send payload to `rank`, and owns it."""
 
     def add_incoming(self, rank: int, fd: int) -> None:
-        """A connected socket to receive payload from `rank`; owned by the group."""
+        """Adds a connected socket to receive payload from `rank`, and owns it."""
 
     def abort(self) -> None: ...
 
@@ -238,7 +238,7 @@ class P2PEngine:
     def __init__(self, *, rank: int, world: int) -> None: ...
 
     def add_outgoing(self, rank: int, fd: int) -> None:
-        """A connected socket to send to `rank`; owned from here on."""
+        """Adds a connected socket to send messages to `rank`, and owns it."""
 
     def heard_from(self, rank: int) -> bool:
         """
@@ -246,15 +246,15 @@ class P2PEngine:
         """
 
     def add_incoming(self, rank: int, fd: int) -> None:
-        """A connected socket to receive from `rank`; owned from here on."""
+        """Adds a connected socket to receive from `rank`, and owns it."""
 
     def send(self, to: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
         """
-        Sends `bytes` at address `data`, which must stay alive until the operation is over; seconds <= 0: no deadline.
+        Sends `bytes` bytes at address `data`, which must stay alive until the operation is over. seconds <= 0: no deadline. attended: the caller calls wait() next.
         """
 
     def receive(self, source: int, tag: int, data: int, bytes: int, seconds: float, attended: bool) -> Operation:
-        """Receives from rank `source`, or from any (-1)."""
+        """Receives from rank `source`, or from any rank (-1); see send()."""
 
     def wait(self, operation: Operation, seconds: float) -> bool:
         """Waits like Operation.wait, but this thread moves the bytes meanwhile."""
@@ -397,7 +397,7 @@ class Passage:
 
     def wait(self, seconds: float = -1.0) -> bool:
         """
-        True when finished, False when `seconds` passed before (< 0: no limit).
+        Waits until the passage is finished; returns False if `seconds` pass first (< 0: no limit).
         """
 
 class Stager:

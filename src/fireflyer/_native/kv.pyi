@@ -12,7 +12,7 @@ class PageIndex:
 
     def insert(self, segment: int, entries: bytes, salts: Sequence[int]) -> None:
         """
-        Adds the pages of a new segment. A known digest moves to it. `salts`: numbers of the salts, by the index in the entries.
+        Adds the pages of a new segment. A digest that is already known moves to that segment. `salts[i]`: number of the salt of entries that have salt index i.
         """
 
     def leading(self, digests: bytes, start: int = 0) -> int:

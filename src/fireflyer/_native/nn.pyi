@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 def forward(activation: int, type: int, x: int, y: int, bits: int, count: int, slope: float, threads: int) -> None:
     """
-    Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient passes. `bits`: a multiple of 8 bytes.
+    Applies activation 0 (ReLU), 1 (ReLU6) or 2 (leaky ReLU), and sets the bits of elements whose gradient passes. `bits`: address of memory whose size is a multiple of 8 bytes.
     """
 
 def backward(leaking: bool, type: int, g: int, bits: int, dx: int, count: int, slope: float, threads: int) -> None:
@@ -22,7 +22,7 @@ def dropout(type: int, x: int, y: int, count: int, seed: int, threshold: int, sc
 
 def swiglu(type: int, gate: int, up: int, y: int, count: int, unit: int, threads: int) -> None:
     """
-    Computes silu(gate) * up. Not for float64. `unit`: elements of two of torch's vectors.
+    Computes silu(gate) * up. Not for float64. `unit`: number of elements in two of torch's SIMD vectors.
     """
 
 def swiglu_backward(type: int, g: int, gate: int, up: int, d_gate: int, d_up: int, count: int, unit: int, threads: int) -> None:
@@ -43,8 +43,8 @@ def bit_product(a: int, planes_a: int, b: int, planes_b: int, rows: int, panels:
 
 def encode_places(pooling: Sequence[int], indices: int, planes: int, codes: int, threads: int) -> None:
     """
-    Converts places of maxima in planes to places in their windows, of 2, 4 or 8 bits; `pooling`: see nn/pool.hpp.
+    Converts positions of maxima in planes to positions in their pooling windows, coded in 2, 4 or 8 bits; `pooling`: see nn/pool.hpp.
     """
 
 def decode_places(pooling: Sequence[int], codes: int, planes: int, indices: int, threads: int) -> None:
-    """Converts the codes of `encode_places` back to places in planes."""
+    """Converts the codes of `encode_places` to positions in planes."""

@@ -1,5 +1,5 @@
 """
-Files at the speed of the disk: appending past the page cache, reading with checksums.
+Files at the speed of the disk: appending with O_DIRECT, reading with checksums.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 class Writer:
     """
-    Writes one new file sequentially, past the page cache where that is possible. Several requests are in flight, also between the calls. Errors are OSError; then only close() may be called.
+    Writes one new file sequentially, with O_DIRECT where possible. Several requests are in flight, also between the calls. Errors are OSError; after one, only close() may be called.
     """
 
     def __init__(self, fd: int, size: int = 0) -> None:

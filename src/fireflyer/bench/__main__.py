@@ -75,8 +75,8 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Options of a command line. The declaration of a field is that of its option; each command has
-    the fields that it names."""
+    """Options of a command line. The annotation of a field declares its option. A command has the
+    options that it names to `_command`."""
 
     ranks: Ranks = 2
     sizes: Sizes = "64K,1M,16M"
@@ -103,7 +103,7 @@ def _command(
 
     Args:
         fields: fields of `CommandOptions` that have an option here, in this order.
-        defaults: default values of these fields and of others.
+        defaults: default values of the options, and values of all fields without an option here.
         declared: options whose declarations differ from those in `CommandOptions`.
     """
     known = inspect.signature(CommandOptions).parameters
@@ -569,7 +569,7 @@ def _collective(name: str, chosen: CommandOptions) -> None:
         raise CollectiveError(f"bench {name}: {wrong} elements are wrong; see column #wrong")
 
 
-for _command_of_training in (
+for _command_function in (
     train_commands.train,
     train_commands.wire,
     train_commands.scaling,
@@ -585,7 +585,7 @@ for _command_of_training in (
     parallel_commands.tensor,
     prof_commands.prof,
 ):
-    app.command()(_command_of_training)
+    app.command()(_command_function)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Charts as SVG text, and the HTML page around them: no scripts, no files beside it.
+"""Charts as SVG text, and the HTML page around them, which needs no script and no other file.
 
-Charts stay readable without colour: series differ by dash and marker, cells print their value as
+Charts stay readable without colour: series differ by dash and marker, and cells have their value as
 a tooltip. Pages follow the reader's light or dark theme.
 """
 

@@ -10,7 +10,7 @@ from fireflyer.charts.svg import Markup, Point
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 36, 48
 LETTER = 7.2
-"""Width of a letter of a legend."""
+"""Width of a letter of a legend, in units of the drawing."""
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "1 4", "12 4")
 """Dash patterns of the series, in order."""
@@ -31,7 +31,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """Label and kind of an axis. A linear axis starts at 0 unless `low` says otherwise."""
+    """Label and kind of an axis. A linear axis starts at `low`, or at the smallest value if that is less
+    or `low` is None."""
 
     label: str
     log: bool = False
@@ -58,7 +59,7 @@ class Scale:
         return math.log10(max(value, 1e-300)) if self.log else value
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Returns round numbers along the axis, about so many if it is linear."""
+        """Returns round numbers along the axis; about `about` of them if the axis is linear."""
         return decades(self.low, self.high) if self.log else ticks(self.low, self.high, about)
 
 
@@ -75,7 +76,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Returns the powers of ten in [low, high]; if at most two, also their multiples by 2 and 5."""
+    """Returns the powers of ten in [low, high]; if high / low is at most 100, also 2 and 5 times these."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if high / low > 100 else (1, 2, 5)
     marks = [factor * 10.0**power for power in powers for factor in factors]

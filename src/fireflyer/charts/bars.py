@@ -22,7 +22,7 @@ def bar_chart(
         groups: name of each group of bars.
         series: one value per group; None: no bar.
         across: label of the horizontal axis.
-        up: vertical axis. On a logarithmic one, bars begin at half of the smallest value.
+        up: vertical axis. On a logarithmic axis, bars begin at half of the smallest value.
         size: width and height in units of the drawing.
 
     Returns:
@@ -62,7 +62,7 @@ def stacked_bars(
 
     Args:
         title: text for those who cannot see the drawing.
-        rows: values by the names of their parts, by the text above the bar.
+        rows: by the text above each bar: the bar's values, by the names of its parts.
         colours: colour of each part, in the order of the parts.
         form: formats a value.
 

@@ -1,6 +1,6 @@
 """HTML pages from Jinja2 templates. A page is one file: it loads no other, and runs no script.
 
-Templates escape whatever they insert, but for `Markup`. A package keeps its templates in its folder
+Templates escape whatever they insert, except `Markup`. A package keeps its templates in its folder
 `templates`; they extend `page.html` of this package, which holds the style sheet.
 """
 
@@ -40,7 +40,7 @@ class Note(NamedTuple):
 
 @cache
 def environment(package: str = HERE) -> "Environment":
-    """Returns the templates of a package, with those of this one.
+    """Returns the templates of a package, together with the templates of `fireflyer.charts`.
 
     Jinja2 is imported with the first page, because a command that writes none need not wait for it.
     """
@@ -61,7 +61,7 @@ def environment(package: str = HERE) -> "Environment":
 
 
 def render(name: str, package: str = HERE, **values: Any) -> str:
-    """Returns the document that a template of a package makes of values."""
+    """Renders a template of a package with values; returns the document."""
     return environment(package).get_template(name).render(values) + "\n"
 
 
@@ -73,8 +73,8 @@ def page(title: str, sections: Sequence[Section], lead: Sequence[str] = ()) -> s
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], kind: str = "") -> Markup:
     """Returns a table of texts, numbers and `Note`s.
 
-    Columns but the first are right-aligned. If `kind` is "words", all columns are left-aligned, and
-    text of the last one continues on further lines.
+    All columns except the first are right-aligned. If `kind` is "words", all columns are left-aligned,
+    and text of the last column continues on further lines.
     """
     macros: Any = environment().get_template("macros.html").module
     return Markup(macros.table(heads, rows, kind))

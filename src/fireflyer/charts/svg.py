@@ -1,4 +1,4 @@
-"""SVG elements as text. This module alone writes them: it escapes text and attributes."""
+"""SVG elements as text, with escaped text and attributes. No other module writes SVG."""
 
 from collections.abc import Iterable
 from html import escape

@@ -62,7 +62,7 @@ class ControlGroup:
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._world: object | None = None
-        """Default group whose members `_group` has."""
+        """Default group for whose members `_group` was made."""
         self._group: Any = None
         self._broken: str | None = None
         self._reformed = False
@@ -106,7 +106,8 @@ class ControlGroup:
             options.timeout = self._timeout
             group = self._group
             work = group.allgather([list(rows.unbind())], [mine], options)
-            # A thread that Ctrl-C left behind keeps the group: its destructor would also wait.
+            # After Ctrl-C the waiting thread must keep the group, because the group's destructor
+            # would also wait.
             interruptible(lambda: (work.wait(), group))
         except KeyboardInterrupt:
             self._broken = "the ranks cannot agree: an earlier call was interrupted"

@@ -75,9 +75,9 @@ class CheckpointManager:
                 restart, a save that is the newest is loaded from there. An `InMemory` sets options.
                 The constructor is then collective: call it on all ranks, after init_process_group.
             should_suspend: returns True if this rank is asked to leave, e.g.
-                `hai.suspend_requested`. All ranks call it at the same steps, at most 1 s apart at
-                the recent pace. Once it returns true on any rank, `should_save` and `suspending`
-                are true on all ranks.
+                `hai.suspend_requested`. All ranks call it at the same steps. These are chosen from
+                the recent step times so that two calls are at most about 1 s apart. Once it returns
+                true on any rank, `should_save` and `suspending` are true on all ranks.
             commit_deadline_s: maximum time that ranks wait for one another, also in background.
             clock: for tests.
 

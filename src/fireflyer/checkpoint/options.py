@@ -9,7 +9,7 @@ MOST_S = 1e8
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Returns the value.
+    """Returns the value if it is True or False.
 
     Raises:
         ConfigError: if the value is not True or False.

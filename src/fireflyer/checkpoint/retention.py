@@ -1,4 +1,4 @@
-"""Retention: a pure decision on the checkpoints of a directory to keep."""
+"""Retention: pure functions that decide which checkpoints of a directory to keep."""
 
 import math
 from collections.abc import Mapping, Sequence

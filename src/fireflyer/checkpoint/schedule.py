@@ -1,4 +1,4 @@
-"""Save schedule: the user's `every` option, and decisions as functions of a time passed in."""
+"""Save schedule: the user's `every` option, and decisions. The caller passes in the current time."""
 
 import math
 import re
@@ -11,11 +11,11 @@ from fireflyer.errors import ConfigError
 
 AUTO = "auto"
 SHORTEST_S, LONGEST_S = 60.0, 3600.0
-"""Bounds of the interval for `every="auto"`. Below them, a restart costs more than the lost work;
-above them, one wrong estimate of the failure rate could cost half a day."""
+"""Bounds of the interval for `every="auto"`. At a shorter interval, a restart costs more than the
+lost work. At a longer one, a wrong estimate of the failure rate could cost half a day."""
 PRIOR_S = 86_400.0
-"""Prior for the time between failures, weighted as one failure. If a save costs half a second, the
-prior leads to the paper's five minutes."""
+"""Prior for the time between failures, in seconds, weighted as one failure. If a save costs half a
+second, the prior leads to an interval of five minutes, that of the Fire-Flyer paper."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)")
@@ -37,7 +37,7 @@ def parse_duration(text: str) -> float:
 
 
 def check_steps(steps: int) -> int:
-    """Returns the number of steps.
+    """Returns `steps` if it is a valid interval.
 
     Raises:
         ConfigError: if the number is below 1.
@@ -66,7 +66,7 @@ def auto_interval(cost_s: float | None, failures: int, seen_s: float) -> float:
     """Returns the seconds between saves for `every="auto"`.
 
     Args:
-        cost_s: the cost of a save; None before one was measured: the first save is then due after
+        cost_s: the cost of a save. None before the first measurement: a save is then due after
             SHORTEST_S.
         failures: number of failures in the observed time.
         seen_s: observed running time, in seconds.
@@ -111,7 +111,7 @@ class SaveCost:
         self._noted: tuple[int, float] | None = None
         self._stall_s = 0.0
         self._open: list[float] | None = None
-        """Save in flight: its stall, then the seconds and steps since."""
+        """Save in flight: [its stall in seconds, seconds since its start, steps since]."""
 
     @property
     def cost_s(self) -> float | None:
@@ -168,7 +168,8 @@ class Interval:
     def decide(self, step: int, now: float, within_s: float = math.inf) -> tuple[bool, int]:
         """Returns (True if a save is due at `step`, the first step at which to ask again).
 
-        At the recent pace that step comes within `within_s`, or else it is the next step.
+        At the recent pace, training reaches that step within `within_s` seconds, unless already the
+        next step takes longer.
         """
         left = self._last_save + self.interval_s - now
         due = left <= 0

@@ -21,8 +21,8 @@ from fireflyer.errors import CheckpointError, ConfigError
 from fireflyer.log import get_logger
 
 SUSPEND_LOOK_S = 1.0
-"""Maximum number of seconds between exchanges, at the recent pace, if there is a
-`should_suspend`."""
+"""Maximum number of seconds between exchanges among the ranks (see SaveTriggers), if there is a
+`should_suspend`. The steps' recent pace is used to keep this limit."""
 
 _NO, _YES, _FAILED = range(3)
 _log = get_logger("checkpoint")
@@ -93,7 +93,7 @@ class SaveTriggers:
         exchange.
 
         Args:
-            leave: all ranks know without an exchange that they leave.
+            leave: True if all ranks know without an exchange that they leave.
         """
         if self._cost is not None:
             saving = self._last is not None and not self._last.done

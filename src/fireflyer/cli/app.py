@@ -207,12 +207,12 @@ def run(
       fireflyer run --nodes 2 train.py --lr 0.1
       fireflyer run train.py --lr 0.1 -- --nodes 2
 
-    Ranks run with the Python that the server was started with: that of the `fireflyer` whose `up`
-    or first `run` started it. An environment that is activated later has no effect; start the
-    server from it, or use --venv-lock. SCRIPT is a Python file, which may start other programs.
+    Ranks run with the Python of the `fireflyer` that started the server by `up` or by the first
+    `run`. An environment that is activated later has no effect; start the server from it, or use
+    --venv-lock. SCRIPT is a Python file, which may start other programs.
 
-    A job file has these options as TOML keys, `script` and `args`; its paths are relative to the
-    file. Options of the command line override it, and ARGS follow its `args`:
+    A job file is TOML with the keys `script` and `args`, and these options as keys. Its paths are
+    relative to the file. Options of the command line override the file, and ARGS follow its `args`:
     `fireflyer run --nodes 4 job.toml --lr 0.2`.
 
     Prints rank 0's output; state changes go to stderr. Exits with 0 if the task finished, otherwise
@@ -374,8 +374,8 @@ def dashboard(
 ) -> None:
     """Print a link that signs a browser in to the dashboard. It works once, within a minute.
 
-    Anyone with the link can sign in as you. With --open the link appears in no process list: a file
-    that only you can read leads the browser there.
+    Anyone with the link can sign in as you. With --open the link appears in no process list: the
+    browser opens a file that only you can read, which contains the link.
     """
     from fireflyer.cli.dashboard import impl
 
@@ -474,7 +474,7 @@ hand_over(
     "Predict a training run: fireflyer plan train --help.",
     "fireflyer.haiscale.planner",
 )
-hand_over(app, "lab", "Run a command on several hosts of one machine.", "fireflyer.lab")
+hand_over(app, "lab", "Run a command on several virtual hosts of this machine.", "fireflyer.lab")
 
 
 def _only(verb: str) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Completion in shells. The script of a shell calls `fireflyer` with the words so far."""
+"""Completion in shells. A shell's completion script calls `fireflyer` with the words typed so far."""
 
 from enum import StrEnum
 from typing import Any
@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def task_ids(ctx: Any, incomplete: str) -> list[str]:
-    """Returns the ids of tasks that run or wait; none without a server."""
+    """Returns the ids of tasks that run or wait; an empty list if no server answers."""
     from fireflyer.errors import FireflyerError
     from fireflyer.hai.client import Client
 

@@ -1,4 +1,4 @@
-"""Help in panels: verbs by theme, options of a long verb by what they govern."""
+"""Help in panels: verbs are grouped by theme, and options of a long verb by subject."""
 
 from collections.abc import Iterable
 from typing import Any

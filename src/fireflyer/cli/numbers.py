@@ -11,7 +11,8 @@ import typer
 
 
 def strict(command: Any) -> None:
-    """Makes every option and argument of the command and its subcommands reject other numbers."""
+    """Makes all options and arguments of the command and its subcommands reject other spellings of
+    numbers."""
     for parameter in command.params:
         parameter.process_value = _checked(parameter)
     for inner in getattr(command, "commands", {}).values():
@@ -40,5 +41,5 @@ def _each(value: Any) -> Iterable[Any]:
 
 
 def is_plain(text: str) -> bool:
-    """Returns whether a number is written in ASCII, without blanks and underscores."""
+    """Returns True if a number is written in ASCII, without blanks and underscores."""
     return text.isascii() and "_" not in text and text == text.strip()

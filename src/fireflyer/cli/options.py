@@ -27,6 +27,6 @@ TaskArgument = Annotated[
 
 
 def given(context: typer.Context, names: Collection[str]) -> set[str]:
-    """Returns those of these parameters that the command line sets."""
+    """Returns the parameters among `names` that the command line sets."""
     sources = {name: context.get_parameter_source(name) for name in names}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}

@@ -4,8 +4,8 @@ The layout is a pure function of texts and a width. Identifiers, names, states a
 divided. Long texts wrap in the space that is left. A column that would get less than `LEAST`
 characters moves below its row, where each text follows the head of its column. If the rest of a row
 still exceeds the width, further columns move: the last columns first, then the widest, and never the
-first column. Below the row, a text that does not fit beside its head stands under it. Nothing is
-cut: a line exceeds the terminal only if one identifier, name, state, number or head does.
+first column. Below the row, a text that does not fit beside its head stands under the head. Nothing
+is cut: a line exceeds the terminal only if one identifier, name, state, number or head does.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ LEAST = 24
 """Minimum width of a wrapped column."""
 
 KEPT = 3
-"""Number of first columns that move below their row last, because they name the row."""
+"""Number of leading columns that move below their row only after all others, because they name the
+row."""
 
 GAP = 2
 """Blanks between columns."""

@@ -82,7 +82,7 @@ class Catalog:
             files: local record files: one, a list in the order of the samples, or a directory.
             version: a number never used before; default: the next.
             schema: description of a sample as any JSON value.
-            owner: default: the catalog's user.
+            owner: user who owns the version; default: the catalog's user.
             readers: users besides the owner who may read; None: all users.
 
         Raises:
@@ -172,7 +172,9 @@ class Catalog:
         return found if name is None else found[::-1]
 
     def remove(self, name: str, version: int) -> None:
-        """Removes a version: first its manifest, atomically, then its data. Its number stays used.
+        """Removes a version: first its manifest, atomically, then its data.
+
+        The number of a removed version is never used again.
 
         Raises:
             NoSuchDataset: the version does not exist.
@@ -189,7 +191,7 @@ class Catalog:
         self._delete_data(f"{place}/{manifest.data}")
 
     def sweep(self, older_than_s: float = 7 * 86400.0) -> _Names:
-        """Deletes old data directories of no published version; returns their names.
+        """Deletes old data directories that belong to no published version; returns their names.
 
         Only directories that were begun more than `older_than_s` seconds ago are deleted. A
         publisher that takes longer than that would lose its data.

@@ -1,4 +1,4 @@
-"""One published version of a dataset, and opening its record files in any storage."""
+"""One published version of a dataset, and functions that open record files in any storage."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class Reader(Protocol):
 
 
 class Dataset:
-    """Version of a dataset in a catalog, as `Catalog.get` returns it. Pickles.
+    """Version of a dataset in a catalog, as `Catalog.get` returns it. The object can be pickled.
 
     Attributes:
         manifest: the published manifest.
@@ -71,7 +71,7 @@ class Dataset:
         return reader
 
     def check_sizes(self) -> None:
-        """Compares the size of every file with the manifest; raises as `open`."""
+        """Compares the size of every file with the manifest; raises the same errors as `open`."""
         paths = [self._path(file.name) for file in self.manifest.files]
         sizes = map_in_threads(self._storage.size, paths)
         for file, size in zip(self.manifest.files, sizes, strict=True):
@@ -105,7 +105,8 @@ class Dataset:
 def open_stored(
     storage: Storage, names: Sequence[str], cache: ChunkCache | None
 ) -> FileReader | RemoteFiles:
-    """Returns a reader of the record files `names` in `storage`; raises as `open_records`."""
+    """Returns a reader of the record files `names` in `storage`; raises the errors of
+    `open_records`."""
     if isinstance(storage, DirectoryStorage):
         return FileReader([storage.root / name for name in names])
     return RemoteFiles(names, storage=storage, cache=cache)
@@ -114,8 +115,8 @@ def open_stored(
 def fingerprint(reader: Reader) -> str:
     """Returns an identifier of a reader's data, equal for the same files locally and remotely.
 
-    It depends on names, sizes and heads of the files (v1: the checksum of all metadata; v2: also
-    the end of the index). For a custom reader it depends only on the number of samples.
+    The identifier depends on names, sizes and heads of the files (v1: the checksum of all metadata;
+    v2: also the end of the index). For a custom reader it depends only on the number of samples.
     """
     digest = sha256(reader.n.to_bytes(8, "little"))
     if isinstance(reader, RemoteFiles | FileReader):

@@ -1,7 +1,7 @@
 """Batches of a dataset per rank, in an order independent of ranks, workers and restarts.
 
 `Plan` determines the samples of each rank and batch, without I/O. `DistributedLoader` prefetches
-these in threads and counts the consumed batches.
+these samples in threads and counts the consumed batches.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ _DRAWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Batches of an epoch from `start` on: batch k is positions [start + kB, start + (k+1)B)."""
+    """Batches of an epoch from `start` on. With B = `batch`, batch k consists of the positions
+    [start + kB, start + (k+1)B)."""
 
     order: Order
     start: int
@@ -42,7 +43,8 @@ class Plan:
         return rest // self.batch if self.last == "drop" else -(-rest // self.batch)
 
     def end(self, k: int) -> int:
-        """Returns the samples of the epoch consumed by all ranks after k batches, at most `n`."""
+        """Returns how many samples of the epoch all ranks together have consumed after k batches,
+        at most `n`."""
         return self.order.n if k >= len(self) else self.start + k * self.batch
 
     def share(self, k: int, rank: int, world: int) -> Positions:
@@ -72,9 +74,9 @@ class Plan:
 class DistributedLoader:
     """Loader of this rank's batches: iterating yields the rest of the epoch, then enters the next.
 
-    Use it from one thread; its own threads live as long as an iteration. It pickles, forks and
-    spawns. As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker processes;
-    docs/guide/datasets.md.
+    Use it from one thread; its own threads live as long as an iteration. It can be pickled, and used
+    after a fork or a spawn. As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker
+    processes; see docs/guide/datasets.md.
 
     Args:
         dataset: a dataset of a catalog; or paths or URLs (fs3:///a.ffr) of record files; or a
@@ -82,8 +84,9 @@ class DistributedLoader:
         rank, world: this rank and the number of ranks.
         seed: seed of the order, in [0, 2^64).
         batch_size: samples of a batch of all ranks together, at least `world`.
-        shuffle: True, False, or "block" (runs of neighbours together, for cold disks).
-        block: samples in such a run; default 256.
+        shuffle: True, False, or "block", which permutes runs of consecutive samples (for cold
+            disks).
+        block: number of samples in such a run; default 256.
         last: treatment of a short last batch: "keep" divides it, "drop" omits it, "pad" fills it
             from the beginning of the epoch's order.
         epoch: the first epoch.
@@ -165,11 +168,13 @@ class DistributedLoader:
         return self._plan.end(self._done) if self._done else self._plan.start
 
     def __len__(self) -> int:
-        """Returns the number of batches of this epoch, counted from its entry point."""
+        """Returns the number of batches of this epoch, from the position where it was entered."""
         return len(self._plan)
 
     def __getitem__(self, k: int) -> Any:
-        """Returns batch k of this epoch, counted from its entry point; consumes nothing.
+        """Returns batch k of this epoch, counted from the position where the epoch was entered.
+
+        The call consumes nothing.
 
         Raises:
             IndexError: the batch does not exist.
@@ -185,9 +190,9 @@ class DistributedLoader:
         """Yields the batches from the current position to the end, then enters the next epoch.
 
         A batch counts as consumed when it is yielded. A batch that cannot be read raises the read
-        error and does not count. An iteration ends, as at the end of an epoch, when a newer one
-        starts (`iter(loader)`) or when `set_epoch` is called. `redivide` and `load_state_dict`
-        redirect it.
+        error and does not count. An iteration ends, as at the end of an epoch, when a newer iteration
+        starts (`iter(loader)`) or when `set_epoch` is called. After `redivide` or
+        `load_state_dict`, a running iteration continues with the new batches.
         """
         self._iteration += 1
         return self._run(self._iteration)
@@ -205,7 +210,7 @@ class DistributedLoader:
                     self.set_epoch(self.epoch + 1)
 
     def advance(self, batches: int = 1) -> None:
-        """Counts batches as consumed that `loader[k]` read, perhaps in worker processes.
+        """Counts the next `batches` batches as consumed, because `loader[k]` has returned them.
 
         After the last batch the loader enters the next epoch immediately.
 

@@ -68,7 +68,10 @@ def data_name(seconds: int, token: bytes) -> str:
 
 
 def parse_data(entry: str) -> int | None:
-    """Returns the start of the attempt with this data directory, in seconds since 1970."""
+    """Returns the start of the attempt with this data directory, in seconds since 1970.
+
+    Returns None if the entry is not a data directory.
+    """
     match = _DATA.fullmatch(entry)
     return int(match[1], 16) if match else None
 
@@ -89,7 +92,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Version of a dataset: it exists exactly as long as this file does."""
+    """Manifest of a version of a dataset. The version exists as long as the manifest's file."""
 
     format: int
     name: str

@@ -19,7 +19,7 @@ DEFAULT_BLOCK = 256
 Positions = npt.NDArray[np.int64]
 
 _SORTED = 1024
-"""Maximum number of elements of a permutation that is a sorted table of keyed hashes."""
+"""Maximum n of a permutation of [0, n) that is kept as a table, made by sorting keyed hashes."""
 _HALF_ROUNDS = 8
 _WORD = 1 << 64
 
@@ -65,6 +65,7 @@ class Permutation:
         return values.astype(np.int64)
 
     def _network(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Permutes [0, a * b) by a Feistel network with halves in [0, a) and [0, b)."""
         left, right = values // self._b, values % self._b
         for number in range(0, _HALF_ROUNDS, 2):
             left = (left + _mix(right + self._words[number]) % self._a) % self._a
@@ -133,7 +134,7 @@ class Order:
         number, inside = shifted // block, shifted % block
         number[short], inside[short] = self._full, places[short] - before
         samples = np.empty_like(places)
-        # A batch of neighbours is in few runs; each run has its own permutation.
+        # Neighbouring positions lie in few runs, and each run has its own permutation.
         for slot in np.unique(number).tolist():
             mine = number == slot
             run = self._full if slot == self._full else int(self._all.at(np.array([slot]))[0])

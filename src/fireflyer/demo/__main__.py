@@ -26,7 +26,7 @@ def main() -> int:
 def _leave_at_once_when_interrupted() -> None:
     """Exits on a signal until the run installs its own handlers.
 
-    An import could turn an exception into a different one, or swallow it.
+    A KeyboardInterrupt is not enough, because an import could replace or swallow an exception.
     """
     import os
     import signal

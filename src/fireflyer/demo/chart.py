@@ -40,7 +40,7 @@ def panel(seconds: float, low: float, high: float, top: float, height: float) ->
 
 
 def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Returns the exponential moving average, without bias towards the start."""
+    """Returns the exponential moving average, corrected for the bias of the first values."""
     total, norm, out = 0.0, 0.0, []
     for value in values:
         total = weight * total + (1 - weight) * value
@@ -50,7 +50,7 @@ def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """Returns at most about `most` points: each is the mean of a run of points of equal length."""
+    """Returns at most about `most` points; each is the mean of equally many consecutive points."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -59,7 +59,7 @@ def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
 
 
 def draw(story: Story, figures: Figures) -> Markup:
-    """Draws the chart of a run that has at least one line."""
+    """Draws the chart of a run that has at least one metrics record."""
     lines = story.lines
     origin = lines[0].monotonic - lines[0].step_s
     end = max(lines[-1].monotonic - origin, 1e-3)
@@ -178,7 +178,7 @@ def breaks(story: Story) -> list[Break]:
 
 
 def _span(gap: Break, origin: float, panel: Panel) -> tuple[float, float]:
-    """Returns the left and the right end of an interruption."""
+    """Returns the drawing's x coordinates of the begin and the end of an interruption."""
     back = gap.at if gap.back is None else gap.back
     return panel.x.at(gap.at - origin), panel.x.at(back - origin)
 
@@ -195,7 +195,7 @@ def _gaps(story: Story, origin: float, upper: Panel, lower: Panel) -> list[Marku
 
 
 def _marks(story: Story, origin: float, upper: Panel, lower: Panel) -> list[Markup]:
-    """Draws a vertical line at each interruption and each return, with labels that do not overlap."""
+    """Draws a vertical line where each interruption begins and ends; the labels do not overlap."""
     out = []
     top, foot = upper.y.end, lower.y.start
     for number, gap in enumerate(breaks(story)):

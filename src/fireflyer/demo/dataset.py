@@ -2,7 +2,8 @@
 
 A data set is a folder named by a digest of all its inputs. It holds `train.ffr` and `val.ffr`
 (FFRecord, uint16 tokens, little-endian), `tokenizer.json` for BPE, and `meta.json`. It is built
-under a temporary name and then renamed, so it is never partial. The same digest finds it again.
+under a temporary name and then renamed, so it is never partial. A later run with the same inputs
+finds the data set by its digest.
 """
 
 import hashlib
@@ -256,7 +257,10 @@ def _build(text: Text, settings: Settings, wanted: str, folder: Path, report: Re
 
 
 def train_bpe(contents: Iterable[bytes], vocabulary: int) -> Tokenizer:
-    """Trains a byte-level BPE with `vocabulary` entries: 256 bytes, and SEPARATOR as entry 0."""
+    """Trains a byte-level BPE with `vocabulary` entries, of which 256 are single bytes.
+
+    SEPARATOR is entry 0.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -78,7 +78,8 @@ def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> O
         FireflyerError: the platform did not start, or it ended early.
         KeyboardInterrupt: after every process that the run started has ended.
     """
-    directory = options.directory.resolve()  # one spelling, because the name marks the processes
+    # One spelling of the path, because the path marks the run's processes.
+    directory = options.directory.resolve()
     _make(directory)
     for stale in runs.sweep(directory):
         screen.note(f"removed {stale} of a demo that was killed, and ended its processes")
@@ -222,12 +223,12 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
     home = folder / "home"
     try:
         os.environ[processes.MARK] = str(folder)
-        with interrupts.held():  # no later search could find a half-started server
+        with interrupts.held():  # `end` could not find a half-started server
             client = Client.connect(home, start=True, nodes=nodes)
         yield client
     finally:
         del os.environ[processes.MARK]
-        with suppress(FireflyerError):  # it already ended; remaining processes are ended by name
+        with suppress(FireflyerError):  # the server has ended; `run` ends the marked processes
             Client(home).shutdown()
 
 

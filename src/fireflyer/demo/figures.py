@@ -10,7 +10,7 @@ from fireflyer.demo.story import CompletedAction, Kill, Resume, Story, Suspend
 LOSS_LINES = 20
 """Number of steps over which a loss is averaged, except the first loss."""
 LEAST_FALL = 0.5
-"""Minimum decrease of the loss, in nats, for the run to count."""
+"""Minimum decrease of the loss, in nats, for the run to reach its goal."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ class MetricsRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """Step number, starting at 1; after a restart, at the checkpoint's step + 1."""
     loss: float
-    """Mean over the ranks before the step, in nats per token."""
+    """Mean of all ranks' losses before the step's update, in nats per token."""
     tokens: int
     """Number of tokens in this step, over all ranks."""
     step_s: float

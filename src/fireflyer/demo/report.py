@@ -32,7 +32,7 @@ def table(figures: Figures) -> list[Row]:
         (
             "Communication",
             f"{f.comm_share:.1%}",
-            "share of the steps that rank 0 waited for reductions",
+            "share of the steps' time in which rank 0 waited for reductions",
         ),
         ("Loss at start", f"{f.loss_start:.3f}", "first step, in nats per token"),
         (

@@ -10,8 +10,10 @@ PROMPTS = ("def", "class", "if")
 
 
 def write_text(model: nn.Module, data: Path, context: int, length: int = 140) -> str:
-    """Returns the model's continuations of PROMPTS by `length` tokens each, in the tokens of
-    `data`."""
+    """Returns the model's continuations of PROMPTS, each of at most `length` tokens.
+
+    The tokenizer is that of the data set in the folder `data`.
+    """
     bpe = data / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(bpe)) if bpe.exists() else None
     texts = []

@@ -71,7 +71,8 @@ class Atari(AtariVectorEnv):
         return super().reset(seed=seed, options=options)
 
     def async_reset(self) -> None:
-        """Begins an episode in every environment; the next `recv` returns the first ready ones."""
+        """Begins an episode in every environment. The next `recv` returns the environments that are
+        ready first."""
         self._begun = self.reset()
 
     def send(self, actions: ArrayLike, env_id: ArrayLike | None = None) -> None:

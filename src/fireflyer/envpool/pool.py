@@ -110,8 +110,8 @@ class Pool(VectorEnv[Floats, Any, Any]):
             env_id: (n,) numbers of the environments; default: all.
 
         Raises:
-            ValueError: an action is invalid; an environment does not exist
-                or has a pending step. No environment has begun a step.
+            ValueError: an action is invalid; an environment does not exist or has a pending step.
+                Then no environment begins a step.
         """
         ids = self._every if env_id is None else self._numbers(env_id)
         self._native.send(ids, np.ascontiguousarray(actions, np.float64).reshape(-1))

@@ -41,8 +41,8 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
 
     A step after the end of an episode begins the next episode (NEXT_STEP). If an environment fails,
     its episode is truncated with reward 0, and `info["error"]` has the reason. If a worker process
-    dies or hangs, all its environments are replaced, and the error names the one that it was
-    stepping.
+    dies or hangs, all its environments are replaced, and the error names the environment that the
+    worker was stepping.
 
     Args:
         makers: a callable for each environment. Workers import these, so each must be a function of
@@ -127,7 +127,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
             `info` by gymnasium's rules; its `error` (num_envs,) has the reasons of replacements.
 
         Raises:
-            ValueError: the actions have a wrong shape, or an action is outside its space. No
+            ValueError: the actions have a wrong shape, or an action is outside its space. Then no
                 environment was stepped.
         """
         self._check_open()
@@ -145,7 +145,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         )  # fmt: skip
 
     def _in_space(self, actions: NDArray[Any]) -> bool:
-        """Returns whether the space contains each action; discrete spaces need whole numbers."""
+        """Returns True if the space contains each action; discrete spaces need whole numbers."""
         dtype = self._shared.actions.dtype
         if actions.dtype.kind not in "biuf" or (dtype.kind != "f" and not np.all(actions % 1 == 0)):
             return False
@@ -222,7 +222,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
                 for env, info in pipe.recv().items():
                     why += f"; environment {env} cannot be made again: {info['error']}"
             else:
-                process.kill()  # the next round replaces it
+                process.kill()  # the next round replaces this worker
         which = slice(share.start, share.stop)
         shared.rewards[which], shared.terminated[which], shared.truncated[which] = 0, False, True
         for env in share:
@@ -231,7 +231,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
 
 
 def _end(workers: list[tuple[SpawnProcess, Connection]], shared: Shared) -> None:
-    """Ends workers within a second and frees their memory."""
+    """Ends the workers, each within a second, and frees their memory."""
     for process, pipe in workers:
         pipe.close()
         process.join(1.0)

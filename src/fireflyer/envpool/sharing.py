@@ -78,7 +78,7 @@ class Shared:
 
     @classmethod
     def attach(cls, name: str, layout: Layout) -> "Shared":
-        """Opens the memory of a pool, which remains its owner."""
+        """Opens the memory of a pool; the pool remains the owner."""
         return cls(shared_memory.SharedMemory(name), layout, owner=False)
 
     def close(self) -> None:

@@ -88,9 +88,10 @@ def serve(
     The first message to the pool has the errors of environments that cannot be made.
 
     Args:
-        pipe: pipe to the pool, which sends a byte per round and receives the infos.
+        pipe: pipe to the pool. The pool sends a byte per round (STEP or RESET) and receives the
+            `info` dicts of the environments.
         makers: callables that make the environments of this process.
-        first: number of its first environment in the pool.
+        first: number, in the pool, of the first environment of this process.
         name: name of the shared memory.
         layout: layout of the shared memory.
     """

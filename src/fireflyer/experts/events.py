@@ -21,7 +21,7 @@ class Place(enum.Enum):
     EVICTING = "evicting"
     """Being removed from warm memory."""
     DAMAGED = "damaged"
-    """The bytes of its file do not match its manifest."""
+    """The bytes of the expert's file do not match its manifest."""
 
 
 class Reason(enum.Enum):
@@ -75,7 +75,7 @@ class Seen(NamedTuple):
     images: Mapping[str, int]
     """Time of the last use of each known expert that is in warm memory."""
     foreign_bytes: int
-    """Bytes of all other files there, except for the experts that this process loads."""
+    """Bytes of all other files in warm memory, except for the experts that this process loads."""
 
 
 class Loaded(NamedTuple):
@@ -181,7 +181,7 @@ class Serve(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Raise an error, by the reason, in all callers that wait for the expert or remove it."""
+    """Raise the error of this reason in all callers that wait for the expert or remove it."""
 
     name: str
     reason: Reason

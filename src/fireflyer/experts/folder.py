@@ -57,7 +57,10 @@ def _contents(source: Any) -> "Contents":
 
 
 def pack(storage: Storage) -> Iterator[tuple[str, Manifest]]:
-    """Makes experts of the folder's safetensors files that have no manifest; changes no file.
+    """Makes experts of the folder's safetensors files that have no manifest.
+
+    The function writes a manifest for each file, and changes no existing file. It yields the name
+    and the manifest of each new expert.
 
     Raises:
         Corrupted: a file is no safetensors file.
@@ -110,12 +113,12 @@ def read_into(storage: Storage, name: str, known: Manifest, memory: memoryview) 
     """Reads an expert into memory and verifies its checksums.
 
     Args:
-        memory: writable, contiguous memory of the expert's size. It must be shared, or the process
-            must not fork meanwhile. After an error its content is undefined.
+        memory: writable, contiguous memory of the expert's size. Unless it is a shared mapping, the
+            process must not fork meanwhile. After an error its content is undefined.
 
     Raises:
         NoSuchExpert: the expert was removed.
-        DamagedExpert: the bytes do not match; the message has the expert and the place.
+        DamagedExpert: the bytes do not match; the message names the expert and the file.
         StorageError: the expert cannot be read.
     """
     whole = np.frombuffer(memory, np.uint8)

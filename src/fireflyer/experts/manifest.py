@@ -1,4 +1,4 @@
-"""Manifest of an expert: the name of the file with its bytes, and their checksums.
+"""Manifest of an expert: the name of the file that holds its bytes, and the bytes' checksums.
 
     NAME.safetensors     the tensors
     NAME.expert          8 hexadecimal digits: CRC32C of the rest | newline | JSON

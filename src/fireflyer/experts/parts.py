@@ -19,7 +19,7 @@ TMPFS = Path("/dev/shm")
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Statistics of a store since it was opened."""
+    """Statistics of a store since it was opened. `tiers.Counts` describes the counters."""
 
     hot_hits: int
     warm_hits: int
@@ -50,7 +50,7 @@ class Ticket:
 
 
 class Job(NamedTuple):
-    """Work of the loader."""
+    """Work of the loader thread; `run` returns the event that tells the result."""
 
     name: str
     run: Callable[[], Event]

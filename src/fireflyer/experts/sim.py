@@ -208,8 +208,9 @@ class _Run:
 
 PAPER = (
     ("experts", "150 of 7 billion parameters (Samba-CoE), one expert a prompt"),
-    ("switches, from DDR to HBM, over DGX A100 and H100", "15x to 31x faster"),
-    ("requests, over a DGX H100; over a DGX A100", "3.7x; 6.6x"),
+    ("switches from DDR to HBM, compared with DGX A100 and H100", "15x to 31x faster"),
+    ("requests, compared with a DGX H100; with a DGX A100", "3.7x; 6.6x faster"),
     ("machines for 150 experts", "up to 19x fewer"),
 )
-"""Figures of the SN40L paper (arXiv 2405.07518), measured by its authors on their hardware."""
+"""Figures of the SN40L paper (arXiv 2405.07518), measured by the paper's authors on their
+hardware."""

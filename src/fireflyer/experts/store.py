@@ -52,7 +52,7 @@ class Store:
         """Opens a folder by its path or URL (fs3:///experts), and creates a missing folder.
 
         Args:
-            warm_bytes: budget of warm memory, e.g. "8G", for all stores that share it together.
+            warm_bytes: budget of warm memory, e.g. "8G", in total for all stores that share it.
             hot_bytes: budget of the hot tier; default: warm_bytes.
             device: device of the tensors. For "cpu" they are views on warm memory, so the hot tier
                 needs no additional memory. For another device they are copies.
@@ -516,10 +516,13 @@ class Store:
         return events.FileChanged(name, self._known[name][0].size)
 
     def _next_job(self) -> Job | None:
-        """Waits for a job; jobs for which a caller waits come first. None: the store ends."""
+        """Waits for a job; jobs for which a caller waits come first.
+
+        Returns None if the store is closed, or if no job has come within 5 s.
+        """
         with self._changed:
             garbage, self._warm.garbage = self._warm.garbage, []
-        garbage.clear()  # in parallel with a caller that reads
+        garbage.clear()  # outside the lock, so callers can run meanwhile
         with self._changed:
             self._changed.wait_for(self._has_work, POLL_S * 100)
             if not self._jobs or self._closed:

@@ -6,9 +6,9 @@ import numpy as np
 
 
 def zipf(experts: int, requests: int, seed: int, *, exponent: float = 1.0) -> list[int]:
-    """Draws independent requests; the expert of rank r has a weight of 1/r^exponent.
+    """Draws independent requests; the r-th most popular expert has a weight of 1/r^exponent.
 
-    The ranks of the experts are random.
+    The order of popularity is random.
     """
     random = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, experts + 1) ** exponent

@@ -61,7 +61,9 @@ class Entry:
     used: int = 0
     """Time of the last use."""
     holders: int = 0
+    """Number of callers that use the expert."""
     waiting: int = 0
+    """Number of callers that wait for the expert."""
     stuck: bool = False
     """True if the last eviction failed; it is retried after warm memory has changed."""
     dropped: bool = False
@@ -93,10 +95,12 @@ class Tiers:
     warm_bytes: int
     hot_bytes: int
     ahead: int = 8
-    """Number of expected experts to load ahead; later ones in the hint only order evictions."""
+    """Number of expected experts to load ahead. The hint's later experts are not loaded ahead, but
+    evicted after experts without a hint."""
     entries: dict[str, Entry] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     foreign_bytes: int = 0
+    """Bytes of warm memory that only other processes use; see `Seen`."""
     expected: list[str] = field(default_factory=list)
     """Rest of the hint; each served expert is removed from it once."""
     hints: dict[str, int] = field(default_factory=dict)
@@ -257,7 +261,11 @@ class Tiers:
             self._load(name, self._victims(name), actions)
 
     def _prefetch(self, actions: list[Action]) -> None:
-        """Loads the first hinted expert that is cold, and copies the first of all to the hot tier."""
+        """Begins one load or copy for the hint, if none is in progress.
+
+        If the hint's first expert is warm, it is copied to the hot tier. Otherwise the first cold
+        expert of the hint is loaded.
+        """
         if any(entry.place in IN_PROGRESS for entry in self.entries.values()):
             return
         for name, turn in self.hints.items():
@@ -278,8 +286,8 @@ class Tiers:
     def _victims(self, name: str, last: int | None = None) -> list[str]:
         """Returns the experts that may be evicted for an expert, in the order of eviction.
 
-        Experts without a hint come first, the least recently used before others. Then come hinted
-        experts, from the last position in the hint to the first.
+        Experts without a hint come first, the least recently used first. Then come hinted experts,
+        from the last position in the hint to the first.
 
         Args:
             last: position in the hint; experts up to this position are not evicted. None: a caller
@@ -298,7 +306,7 @@ class Tiers:
         return [other for _, other in sorted(found)]
 
     def _heat(self, name: str, victims: list[str], actions: list[Action]) -> bool:
-        """Begins the copy of an expert to the hot tier; False if there is no room."""
+        """Begins the copy of an expert to the hot tier; returns False if there is no room."""
         entry = self.entries[name]
         needed = self._bytes(IN_HOT) + entry.bytes - self.hot_bytes
         hot = [other for other in victims if self.entries[other].place is Place.HOT]

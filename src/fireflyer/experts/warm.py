@@ -53,11 +53,14 @@ class Mapped:
         self.mapping: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
 
     def lock(self, path: Path) -> bool:
-        """Locks the image again; False if it was evicted meanwhile."""
+        """Locks the image again; returns False if it was evicted meanwhile."""
         return _flock(self._fd, fcntl.LOCK_SH) and is_named(self._fd, path)
 
     def unlock(self) -> bool:
-        """Unlocks the image, so that it can be evicted; False (and no change) if a view lives."""
+        """Unlocks the image, so that it can be evicted.
+
+        Returns False, and does not unlock the image, if a view of the mapping lives.
+        """
         if sys.getrefcount(self.mapping) > 2:  # references of the attribute and the argument
             return False
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -122,11 +125,11 @@ class LoadBuffer:
         self._mapping = None
 
     def lock(self) -> bool:
-        """Locks the file exclusively again; False if a process uses it."""
+        """Locks the file exclusively again; returns False if a process uses it."""
         return _flock(self._fd, fcntl.LOCK_EX)
 
     def share(self) -> None:
-        """Changes the lock to shared."""
+        """Unlocks the file, so that processes can lock it shared."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
@@ -134,7 +137,7 @@ class LoadBuffer:
         return self._mapping is not None
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether the path names this file."""
+        """Returns True if the path names this file."""
         return is_named(self._fd, path)
 
 
@@ -157,7 +160,9 @@ class WarmFolder:
         self.garbage: list[mmap.mmap] = []
         """Mappings to drop. This takes milliseconds, so any thread may do it without a lock."""
         self._spare: LoadBuffer | None = None
+        """Evicted image, whose pages the next load reuses."""
         self._making: set[str] = set()
+        """Names of this object's `.loading` files."""
         try:
             while not self._opened():
                 pass  # a closing store removed the folder meanwhile
@@ -226,11 +231,11 @@ class WarmFolder:
             os.close(fd)
 
     def has(self, digest: str) -> bool:
-        """Returns whether an image is in warm memory."""
+        """Returns True if an image is in warm memory."""
         return (self.path / digest).exists()
 
     def is_loading(self, digest: str) -> bool:
-        """Returns whether another process is reading this image."""
+        """Returns True if another process is reading this image."""
         return any(name.startswith(digest + ".") for name in self.found().loading)
 
     def buffer(self, digest: str, size: int) -> LoadBuffer:
@@ -258,7 +263,7 @@ class WarmFolder:
         return made
 
     def publish(self, buffer: LoadBuffer, digest: str) -> None:
-        """Renames verified memory to its image."""
+        """Makes verified memory visible to all processes: renames its file to `digest`."""
         if self.has(digest):  # another process published it first
             self.forget(buffer)
             return
@@ -280,7 +285,8 @@ class WarmFolder:
             self._spare = None
 
     def attach(self, digest: str) -> Mapped | None:
-        """Maps an image, which cannot be evicted while a view lives; None if there is no image."""
+        """Maps an image, which cannot be evicted while a view lives. Returns None if there is no
+        image."""
         if (kept := self._kept.get(digest)) is not None:
             if kept.lock(self.path / digest):
                 return self._kept.pop(digest)
@@ -297,7 +303,8 @@ class WarmFolder:
             raise
 
     def detach(self, digest: str, mapped: Mapped) -> None:
-        """Keeps a mapping without views for reuse; otherwise the image stays until the last view ends."""
+        """Keeps a mapping for reuse if it has no views. Otherwise closes it; the image then stays
+        until the last view ends."""
         if mapped.unlock():
             self._kept[digest] = mapped
         else:
@@ -313,7 +320,7 @@ class WarmFolder:
             os.utime(self.path / digest, ns=(now, now))
 
     def evict(self, digest: str) -> bool:
-        """Removes an image; False if a process uses it."""
+        """Removes an image; returns False if a process uses it."""
         path = self.path / digest
         self._drop(digest)
         buffer = self._own.pop(digest, None)

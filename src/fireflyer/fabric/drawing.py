@@ -10,7 +10,7 @@ WIDTH, ROW, BOX_HEIGHT = 720, 92, 44
 
 
 def groups(net: Net) -> Markup:
-    """Draws a network as an `<svg>` element; lines carry the number of cables."""
+    """Draws a network as an `<svg>` element; each line is labelled with its number of cables."""
     keys = sorted({(int(a), int(b)) for a, b in zip(net.levels, net.zones, strict=True)})
     levels = sorted({level for level, _ in keys}, reverse=True)
     at: dict[tuple[int, int], tuple[float, float]] = {}

@@ -12,14 +12,15 @@ MOST_SHIFTS = 1_000_000
 
 
 def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
-    """Checks each plane with its tables.
+    """Checks each plane with its routes.
 
     Returns:
-        `switches`, `endpoints`, `pairs` (inside planes), `unreachable`, `credit_loops`,
-        `max_link_load` (flows on the fullest cable under shifts inside zones), `shifts` (number of
-        tested shifts), `random_link_load` and `routes_per_link` (minimum and maximum). With zones,
-        also `cross_link_spread` and `gateway_link_spread`, which are ratios of maximum to mean
-        routes. `loops` shows one cycle of each loop.
+        `switches`, `endpoints`, `pairs` (of endpoints of the same plane), `unreachable` (pairs),
+        `unreachable_though_connected` (pairs), `credit_loops`, `max_link_load` (flows on the fullest
+        cable, see `shift_load`), `shifts` (number of tested shifts), `random_link_load`,
+        `routes_per_link` (minimum and maximum) and `lanes`. With zones, also `cross_link_spread` and
+        `gateway_link_spread`, which are ratios of maximum to mean routes. `loops` shows one cycle of
+        each credit loop.
     """
     result: dict[str, Any] = {"switches": 0, "endpoints": 0, "pairs": 0, "unreachable": 0}
     result |= {"unreachable_though_connected": 0, "credit_loops": 0, "max_link_load": 0}

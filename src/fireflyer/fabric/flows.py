@@ -1,7 +1,7 @@
 """Max-min fair rates of flows over static routes, and the time at which each flow ends.
 
-The model has no queues. It is valid if lanes isolate the kinds of traffic, because it does not show
-congestion that spreads from one kind to another.
+The model has no queues. It is valid if virtual lanes isolate the kinds of traffic, because it does
+not show congestion that spreads from one kind to another.
 """
 
 import math
@@ -23,12 +23,14 @@ from fireflyer.fabric.verify import Check
 class Paths:
     """Links that each flow uses.
 
-    Links are the cables (switch * (P + 1) + port), the ports out of the endpoints, the ports into
-    the endpoints, and a last link without capacity, for flows without a route.
+    Links have consecutive numbers. First come the cables: the cable that leaves a switch through a
+    port has the number switch * (P + 1) + port (see `Net`). Then come the sending ports of the
+    endpoints, then their receiving ports. The last link has no capacity; flows without a route use
+    it.
 
     Attributes:
-        begin: int64 (F + 1,); flow i uses `links[begin[i]:begin[i + 1]]`.
-        links: int32.
+        begin: int64 (F + 1,) for F flows; flow i uses `links[begin[i]:begin[i + 1]]`.
+        links: int32; the links of the first flow, then those of the second flow, and so on.
     """
 
     begin: NDArray[np.int64]
@@ -54,7 +56,8 @@ class Paths:
 def fair_rates(paths: Paths, capacities: Floats) -> Floats:
     """Computes the max-min fair rate of each flow, in bytes a second.
 
-    A rate could grow only if a smaller or equal rate shrank.
+    With these rates, no flow can get a higher rate unless a flow of the same or a lower rate gets
+    less.
 
     Raises:
         ValueError: a flow uses no link, so its rate has no bound, or an index is out of range.
@@ -82,7 +85,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a run: the end of each flow (infinity: never), and the number of rate computations."""
+    """Result of a run.
+
+    Attributes:
+        ends_s: seconds at which each flow ends; infinity: the flow never ends.
+        events: number of times that the rates were computed.
+    """
 
     ends_s: Floats
     events: int
@@ -92,7 +100,7 @@ def run_flows(
     net: Net, of: Traffic, size: float, failures: Sequence[Failure] = (), *,
     reroute_s: float = 1.0, merge: float = 0.0,
 ) -> Run:  # fmt: skip
-    """Simulates flows to their ends, with failures.
+    """Simulates flows until they end, with failures of cables.
 
     Flows over a failed cable wait. New tables take effect `reroute_s` after each change; entries
     whose route still works are unchanged.
@@ -100,11 +108,12 @@ def run_flows(
     Args:
         net: the network without failures.
         of: the flows.
-        size: bytes that the user requests (see `traffic.KINDS`).
+        size: bytes that the user requests; each flow has `size` times its weight (see
+            `traffic.KINDS`).
         failures: failures of cables and switches.
         reroute_s: seconds from a change of the network to its new tables.
-        merge: fraction of the time; a flow that ends within this fraction after another flow is
-            treated as ending with it.
+        merge: maximum relative error of the end times; flows whose end times differ by less are
+            treated as ending together.
     """
     left, ends, events = of.weights * size, np.full(len(of.senders), math.inf), 0
     marks = _change_times(failures, reroute_s)
@@ -130,9 +139,10 @@ def run_flows(
 def _change_times(
     failures: Sequence[Failure], reroute_s: float
 ) -> list[tuple[float, float | None]]:
-    """Returns the times of changes, each with the time whose cables the new tables use.
+    """Returns the times at which cables or tables change, in ascending order.
 
-    None in place of that time: the change brings no new tables.
+    Each is paired with an earlier time: new tables, computed for the cables of that time, take
+    effect. None: the tables do not change.
     """
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})
@@ -163,8 +173,8 @@ def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
 
     Returns:
         `flows`, `total_bytes_s`, `ceiling_bytes_s` (total capacity of the senders' or the
-        receivers' ports, whichever is lower), `of_ceiling`, and the minimum and mean rate of a
-        flow.
+        receivers' ports, whichever is lower), `of_ceiling` (the ratio of both), and the minimum
+        and mean rate of a flow.
     """
     paths = Paths.over(Check(net, route(net).tables), of)
     rates = fair_rates(paths, link_capacities(net))

@@ -41,7 +41,7 @@ END = re.compile(r"(\d+) (?:valid )?lids dumped")
 
 @dataclass(frozen=True)
 class Site:
-    """Network with the identifiers that the tools use.
+    """Network with the identifiers that InfiniBand's tools use.
 
     Attributes:
         net: the network.
@@ -163,8 +163,8 @@ def write_tables(whole: Site, tables: Table) -> str:
 def read_net(text: str, origin: str) -> Site:
     """Reads the output of `ibnetdiscover`.
 
-    All switches are in one zone. The level of a switch is its distance from the nearest switch with
-    endpoints.
+    The result has one zone, because the text names none. The level of a switch is its distance from
+    the nearest switch with endpoints.
 
     Raises:
         FabricError: a line is damaged, a cable has only one end, a GUID appears twice, or a port
@@ -195,7 +195,8 @@ def read_net(text: str, origin: str) -> Site:
 
 
 def _sections(text: str, origin: str) -> Iterator[tuple[str, int, str, str, int, str]]:
-    """Yields kind, ports, key, name, GUID and line of each node."""
+    """Yields kind, number of ports, key, name, GUID and position in the text of each switch and
+    channel adapter."""
     announced = None
     for number, line in enumerate(text.splitlines(), 1):
         place = f"{origin}, line {number}"
@@ -215,7 +216,12 @@ def _join(
     text: str, origin: str, indices: dict[str, int], names: dict[str, str], builder: Builder,
     lids: list[int],
 ) -> int:  # fmt: skip
-    """Adds the cables; returns the number of endpoints. Each cable must have both ends."""
+    """Adds the cables to `builder`, and the LIDs of endpoints to `lids`; returns the number of
+    endpoints.
+
+    Raises:
+        FabricError: a line is damaged, or the text lists a cable at only one end.
+    """
     owner, count, where = "", 0, {}
     taken: dict[tuple[str, int], tuple[str, int]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -302,7 +308,7 @@ def read_tables(text: str, whole: Site, origin: str) -> NDArray[np.uint8]:
                 raise FabricError(f"{place}: switch GUID 0x{guid:016x} appears twice")
             seen.add(row)
         elif end := END.match(line):
-            if int(end[1]) < count:  # opensm announces its highest LID, not the lines it wrote
+            if int(end[1]) < count:  # opensm prints the highest LID, not the number of lines
                 raise FabricError(f"{place}: {end[1]} lids announced, {count} read")
             row = -1
         elif entry := ENTRY.match(line):

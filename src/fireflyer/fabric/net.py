@@ -23,12 +23,12 @@ HDR_BYTES_S = 25e9
 """Bytes per second of a 200 Gb/s cable, in each direction."""
 
 MOST_PORTS = 254
-"""Maximum ports of a switch: forwarding tables hold a byte, and 255 means no route."""
+"""Maximum ports of a switch: an entry of a forwarding table is a byte, and 255 means no route."""
 
 
 @dataclass(frozen=True)
 class Net:
-    """Switches, endpoints and cables.
+    """Switches, endpoints and cables. P is the largest number of ports of a switch.
 
     Attributes:
         switches: name of each of the S switches.
@@ -38,7 +38,7 @@ class Net:
         hosts: int32 (S, P + 1), the endpoint in a port, or NOWHERE.
         peers: int32 (S, P + 1), the switch at the other end of a port's cable, or NOWHERE.
         peer_ports: int32 (S, P + 1), the port at the other end of the cable, or 0.
-        radix: int32 (S,), number of ports of each switch; at most P.
+        radix: int32 (S,), number of ports of each switch.
         rates: float64 (S, P + 1), bytes per second of the cable in a port, in each direction; 0 if
             the port never had a cable.
     """

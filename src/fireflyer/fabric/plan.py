@@ -12,7 +12,11 @@ TABLE_III = ("fire-flyer2", "fat-tree3", "dgx-a100")
 
 
 def counts(planes: Sequence[Net]) -> dict[str, int]:
-    """Counts switches, switch-to-switch cables, and host ports: used ones, and free ports of leaves."""
+    """Counts switches, switch-to-switch cables, and the ports of leaves for hosts.
+
+    `host_ports` is the sum of `endpoints`, `cross_links` (links from leaves to switches between
+    zones) and `spare_ports` (free ports).
+    """
     leaf_ports = endpoints = free = 0
     for net in planes:
         leaf = net.levels == 0
@@ -110,8 +114,8 @@ def _fit() -> str:
 def table_two(catalogue: Catalogue) -> dict[str, float]:
     """Computes the ratios of Table II: the PCIe node relative to the DGX node.
 
-    The relative performance is the mean of the TF32 and the FP16 ratio. The paper does not state
-    the rule; this one results in its printed 83 %.
+    The relative performance is the mean of the TF32 and the FP16 ratio. The paper does not state a
+    rule; this rule results in the 83 % that the paper prints.
     """
     pcie, dgx = (
         {

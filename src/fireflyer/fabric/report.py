@@ -18,10 +18,11 @@ from fireflyer.fabric.traffic import Traffic, traffic
 from fireflyer.fabric.verify import Check
 
 FIGURE_7A = {2: 8.10, 16: 7.78, 128: 6.31, 180: 6.99}
-"""Allreduce of 186 MiB by HFReduce, GB/s by nodes (arXiv 2408.14158v2, Figure 7a)."""
+"""Rate of HFReduce's allreduce of 186 MiB, in GB/s, by number of nodes (arXiv 2408.14158v2, Figure
+7a)."""
 
 FIGURE_7B = {2: 19.18, 4: 13.0, 8: 12.07, 16: 10.3, 32: 9.66, 64: 8.56, 128: 7.99}
-"""The same with NVLink, nodes of one zone (Figure 7b)."""
+"""Rate of the same allreduce with NVLink, in GB/s, by number of nodes in one zone (Figure 7b)."""
 
 
 def plan_page(
@@ -45,7 +46,7 @@ def compare_page(rows: Sequence[Mapping[str, Any]], parts: Catalogue) -> str:
 
 
 def verify_page(planes: Sequence[tuple[Net, Routes]], result: Mapping[str, Any]) -> str:
-    """Draws the load of the cables under all routes, plane by plane."""
+    """Draws the load of the cables of the first plane under all routes."""
     sections = [Section("Findings", result.get("loops", ()), [_figures(result)])]
     sections.append(_network([net for net, _ in planes]))
     net, routes = planes[0]
@@ -60,7 +61,8 @@ def verify_page(planes: Sequence[tuple[Net, Routes]], result: Mapping[str, Any])
 def flows_page(
     preset: str, net: Net, of: Traffic, result: Mapping[str, Any], runs: Mapping[str, Floats]
 ) -> str:
-    """Draws the load of the cables at the start of the traffic, and the ends of its flows."""
+    """Draws the load of the cables at the start of the traffic, and the share of ended flows over
+    time."""
     check = Check(net, route(net).tables)
     paths = Paths.over(check, of)
     rates = fair_rates(paths, link_capacities(net))
@@ -70,7 +72,7 @@ def flows_page(
     on_cables = np.divide(carried * 100, net.rates, where=net.rates > 0, out=np.zeros_like(carried))
     sections = [
         Section("Figures", (), [_figures(result)]),
-        Section("Load of the cables", ["Share of a cable's bytes a second while all flows run."],
+        Section("Load of the cables", ["Share of a cable's capacity in use while all flows run."],
                 _maps(net, on_cables, " %", 100.0)),
     ]  # fmt: skip
     if runs:
@@ -83,7 +85,7 @@ def flows_page(
 
 
 def cost_against_scale(parts: Catalogue) -> Section:
-    """Draws switches and network price against the number of nodes, up to 16,000."""
+    """Draws the number of switches and the network price against the number of nodes, up to 16,000."""
     counts = [int(n) for n in np.unique(np.geomspace(32, 16_000, 60).astype(int))]
     switches, prices = [], []
     for topology in TOPOLOGIES:
@@ -108,7 +110,11 @@ def cost_against_scale(parts: Catalogue) -> Section:
 
 
 def allreduce_model() -> dict[int, float]:
-    """Computes the network's upper bound of an allreduce by two trees in one zone, in GB/s by nodes."""
+    """Computes the network's upper bound of the rate of an allreduce by two trees in one zone.
+
+    Returns:
+        GB/s by number of nodes.
+    """
     net = two_zone(360, 0)
     check = Check(net, route(net).tables)
     capacities, found = link_capacities(net), {}
@@ -125,7 +131,7 @@ def figure_seven() -> Section:
     series = [Series("network model", [(n, v) for n, v in model.items()], marks=True)]
     text = [
         "The model is the ceiling of the network: two trees, full ports, no latency. The paper's "
-        "HFReduce is bound by memory and the root complex of the host before that."
+        "HFReduce first meets the limits of the host's memory and root complex."
     ]
     for name, points in (("Figure 7a", FIGURE_7A), ("Figure 7b, NVLink", FIGURE_7B)):
         series.append(Series(name, [(n, v) for n, v in points.items()], marks=True))

@@ -4,9 +4,10 @@ Inside a zone a route first climbs to higher levels and then descends, so no cre
 The upward port depends only on the destination's number. Neighbours in the order of leaves and
 ports use different spines, and any shift permutation loads each link once.
 
-A route to another zone leaves through the gateway of its destination. Routes to a zone of a higher
-number and routes inside a zone share lane 0; routes to a lower zone use lane 1. On each lane all
-routes between zones go the same way, so the lanes stay free of loops.
+A route to another zone leaves its zone through the gateway cable that `Routes.exits` assigns to the
+destination. Routes to a zone of a higher number and routes inside a zone share virtual lane 0;
+routes to a zone of a lower number use lane 1. On each lane all routes between zones go the same
+way, so the lanes stay free of loops.
 
 If failures leave connected pairs without such a route, `route` falls back to routes that climb to
 and descend from one root. They reach every pair that cables connect, on one lane.
@@ -27,12 +28,12 @@ NO_PORT = 255
 """Entry of a table for a destination without a route, as opensm writes it."""
 
 FAR = 30_000
-"""Distance of unreachable switches; the next larger number still fits int16."""
+"""Distance that stands for an unreachable switch; one more still fits int16."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Forwarding tables and lanes.
+    """Forwarding tables and virtual lanes of S switches, E endpoints and Z zones.
 
     Attributes:
         tables: uint8 (S, E), the port that leads to an endpoint, or NO_PORT.
@@ -123,7 +124,8 @@ def _climb(
         levels: (S,) level of each switch, which determines if a cable leads up or down; cables
             inside a level are unused.
         members: switches that may be used.
-        targets: destinations; the last switch, the port there, and the number of each destination.
+        targets: four arrays with an element per destination: the endpoint, the last switch of
+            `members` on the way to it, the port there, and the endpoint's number in its zone.
         tables: the tables to fill.
         old: tables whose entries stay if they still lead to the destination.
     """
@@ -173,15 +175,16 @@ def _climb(
 def _choose(
     ways: Ints, cost: NDArray[np.int16], column: Ints, digits: Ints, fan: int, old: Table | None
 ) -> Table:
-    """Picks a port for each destination among the ports of lowest cost, by its digit.
+    """Picks a port for each destination among the ports of lowest cost, by a digit of the
+    destination's number.
 
     Args:
         ways: (n,) ports.
-        cost: (n, leaves) distance to each leaf behind a port.
-        column: leaf of each destination.
+        cost: (n, leaves) distance from each port to each leaf.
+        column: index of each destination's leaf in `cost`.
         digits: digit of each destination.
-        fan: 0: the digit modulo the number of ports selects the port; otherwise the range of
-            digits, of which each port gets a part.
+        fan: number of different digits, which are divided evenly among the ports; 0: the digit
+            modulo the number of ports selects the port.
         old: previous port of each destination, which is kept if it leads to the destination.
     """
     least = cost.min(axis=0)
@@ -212,7 +215,11 @@ def _ways(net: Net, levels: Ints, inside: NDArray[np.bool_], one: int, *, up: bo
 def _digits(
     levels: Ints, members: Ints, ups: dict[int, Ints]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Returns the divisor of a destination's number, and the maximum of upward ports, by level."""
+    """Returns two values of each level: a divisor and a number of ports.
+
+    A destination's number divided by the divisor gives the digit that chooses a port at this level.
+    The number of ports is the maximum of upward ports of a switch.
+    """
     fan = {int(level): 1 for level in np.unique(levels[members])}
     for one in members.tolist():
         fan[int(levels[one])] = max(fan[int(levels[one])], len(ups[one]))
@@ -282,7 +289,7 @@ def _joins(net: Net, zones: int, ranks: Ints, tables: Table, old: Table | None) 
             ways = into[join]
             if not len(ways):
                 continue
-            # A block of another gateway uses the same position among this gateway's cables.
+            # Destinations in blocks of another gateway's cables use this gateway's cables in turn.
             entries = ways[(block - first) % len(ways)].astype(np.uint8)
             if old is not None:
                 stays = np.isin(old[join, ends], ways)

@@ -8,7 +8,7 @@ from fireflyer.fabric.catalogue import Catalogue
 from fireflyer.fabric.topologies import GATEWAYS
 
 PLANES = 4
-"""Planes of the paper's next generation."""
+"""Number of planes of the next-generation network that the paper plans."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Size:
     Attributes:
         topology: a key of `TOPOLOGIES`.
         switches: number of switches.
-        host_ports: number of its leaves' ports for hosts.
+        host_ports: number of the leaves' ports that are for hosts.
         cables: number of cables by length class: "host" (host to leaf), "leaf" (leaf to spine),
             "core" (spine to core) and "zone" (between zones).
     """
@@ -62,7 +62,8 @@ def _two_layers(hosts: int, radix: int, topology: str) -> Size:
     leaves = -(-hosts // half)
     if leaves == 1:
         return Size(topology, 1, radix, {"host": hosts})
-    # Each leaf has equally many links to each spine, so the number of spines divides its links up.
+    # Each leaf has equally many links to each spine, so the number of spines must divide `half`,
+    # the number of a leaf's links to spines.
     spines = next(n for n in range(1, half + 1) if half % n == 0 and n * radix >= leaves * half)
     return Size(topology, leaves + spines, leaves * half, {"host": hosts, "leaf": leaves * half})
 
@@ -114,7 +115,8 @@ def network_price(size: Size, catalogue: Catalogue) -> float | None:
     """Estimates the price of a network in the units of Table III.
 
     Table III prices three networks, whose prices per switch, cables included, differ by 5 %. The
-    estimate uses the network with the same number of layers; None if the table has none.
+    estimate uses the network with the same number of layers. Returns None if the table has no such
+    network.
     """
     like = _PRICED_LIKE.get(size.topology)
     total = None if like is None else catalogue.value("cluster", like, "network_price").amount

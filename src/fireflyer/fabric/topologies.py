@@ -12,7 +12,7 @@ from fireflyer.errors import FabricError
 from fireflyer.fabric.net import HDR_BYTES_S, NOWHERE, Builder, Net
 
 GATEWAYS = 2
-"""Number of switches between the zones. The paper has the number, but not their cables."""
+"""Number of switches between the zones. The paper states this number, but not how they are cabled."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Zones:
         host_ports: ports of one zone for endpoints and links to the other zone.
         endpoints: endpoints of one zone, including storage.
         cross: links from one zone to the gateway switches.
-        spare: ports of one zone that remain.
+        spare: ports of one zone that remain free.
     """
 
     host_ports: int
@@ -34,7 +34,7 @@ class Zones:
 
 @dataclass(frozen=True)
 class Subtree:
-    """Hosts with lower needs, on separate leaves with fewer and slower links.
+    """Hosts that need less bandwidth, on separate leaves with fewer and slower links.
 
     Attributes:
         hosts: number of endpoints.
@@ -91,8 +91,8 @@ def zone_budget(nodes: int, storage: int, radix: int = 40, cross: int = 20) -> Z
 def two_zone(nodes: int, storage: int = 0, radix: int = 40, cross: int = 20) -> Net:
     """Builds two 2-layer fat-trees, whose leaves are connected by gateway switches.
 
-    Each zone has `radix` leaves and `radix` / 2 spines. A leaf has at most one gateway link unless
-    `cross` exceeds the number of leaves; gateway leaves are every second, fourth, ... leaf.
+    Each zone has `radix` leaves and `radix` / 2 spines. A leaf has at most one gateway link. The
+    leaves that have one are spread evenly: by default every second leaf.
 
     Raises:
         FabricError: the endpoints do not fit (see `zone_budget`).
@@ -123,8 +123,8 @@ def two_zone(nodes: int, storage: int = 0, radix: int = 40, cross: int = 20) -> 
 def fat_tree2(hosts: int, radix: int = 40, prefix: str = "", subtree: Subtree | None = None) -> Net:
     """Builds a full 2-layer fat-tree: `radix` leaves, `radix` / 2 spines.
 
-    Each leaf of a subtree replaces a full leaf. All these leaves connect to the same first spines,
-    because two leaves reach each other through a common spine.
+    Each leaf of a subtree replaces a full leaf. All leaves of the subtree connect to the same
+    spines, the first ones, because two leaves reach each other through a common spine.
 
     Args:
         hosts: endpoints, at most `radix`**2 / 2.
@@ -181,8 +181,9 @@ def _add_subtree(
 def fat_tree3(hosts: int, radix: int = 40, cores: int | None = None) -> Net:
     """Builds a 3-layer fat-tree with the smallest sufficient number of pods.
 
-    A pod has `radix` / 2 leaves and as many spines. The spines of one position share a group of
-    cores. Each spine has `radix` / 2 links up, spread evenly over the cores of its group.
+    A pod has `radix` / 2 leaves and as many spines. The spines at the same position in all pods
+    share a group of core switches. Each spine has `radix` / 2 links up, spread evenly over the
+    cores of its group.
 
     Args:
         hosts: endpoints, at most `radix`**3 / 4.

@@ -1,4 +1,4 @@
-"""Kinds of traffic: the flows of typical programs, by their ends and sizes."""
+"""Kinds of traffic: senders, receivers and sizes of the flows of typical programs."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from fireflyer.fabric.net import Floats, Ints, Net
 from fireflyer.fabric.verify import zone_orders
 
 READS = 12
-"""Number of stores that each client uses in parallel."""
+"""Number of storage endpoints ("stores") that each compute endpoint ("client") uses in parallel."""
 
 REPLICAS = 2
 """Number of copies of each chunk of a checkpoint; the paper mirrors its storage."""
@@ -19,7 +19,7 @@ REPLICAS = 2
 
 @dataclass(frozen=True)
 class Traffic:
-    """Flows by their ends.
+    """Flows: sender, receiver and size of each.
 
     Attributes:
         senders: endpoint that sends each flow.
@@ -64,7 +64,7 @@ def traffic(net: Net, kind: str, nodes: int | None = None, seed: int = 0) -> Tra
 
 @dataclass(frozen=True)
 class Zone:
-    """Endpoints of a zone in the order of leaves and ports."""
+    """Compute endpoints and storage endpoints of a zone, both in the order of leaves and ports."""
 
     compute: Ints
     stores: Ints
@@ -83,7 +83,11 @@ def _equal(senders: Ints, receivers: Ints, weight: float = 1.0) -> Traffic:
 
 
 def _assigned_stores(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
-    """Assigns the stores of each zone to its clients; returns (zone, clients, stores)."""
+    """Assigns `READS` stores of its zone to each client.
+
+    Returns:
+        (zone, clients, stores) of each zone; element i of `clients` uses element i of `stores`.
+    """
     found = []
     for zone in zones:
         if len(zone.compute) and not len(zone.stores):
@@ -187,7 +191,7 @@ KINDS: dict[str, tuple[str, Callable[[Sequence[Zone], int], Traffic]]] = {
     "storage": ("each node reads the bytes, from 12 stores of its zone", _storage),
     "checkpoint": ("each node writes the bytes to 12 stores, which mirror them", _checkpoint),
     "ring": ("each endpoint of a zone sends the bytes to the next", _ring),
-    "tree": ("the bytes are summed over all nodes by two trees; a root a zone", _tree),
+    "tree": ("the bytes are summed over all nodes by two trees, each with a root per zone", _tree),
     "all-to-all": ("each node sends the bytes in equal parts to all nodes", _all_to_all),
     "random": ("each endpoint of a zone sends the bytes to a random one", _random),
 }

@@ -16,7 +16,8 @@ Counts = NDArray[np.int64]
 
 
 def _next(net: Net, tables: NDArray[np.uint8]) -> Ints:
-    """Returns the next state of each (switch, destination): a switch, S if delivered, S + 1 if lost."""
+    """Returns the next state of each (switch, destination): the index of the next switch, S (the
+    number of switches) if delivered, or S + 1 if lost."""
     switches, width = net.peers.shape
     port = np.where(tables < width, tables, 0).astype(np.int32)
     rows = np.arange(switches, dtype=np.int32)[:, None] * width
@@ -28,7 +29,8 @@ def _next(net: Net, tables: NDArray[np.uint8]) -> Ints:
 
 
 def _absorbed(following: Ints) -> Ints:
-    """Returns the final state of each (switch, destination); a switch if the route never ends."""
+    """Returns the final state of each (switch, destination), as `_next` numbers states; any switch
+    if the route never ends."""
     switches, ends = following.shape
     column = np.arange(ends, dtype=np.int64)[None, :]
     final = np.tile(np.arange(switches + 2, dtype=np.int32)[:, None], (1, ends))
@@ -48,7 +50,7 @@ def reaching(net: Net, tables: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Cycle of cables that can deadlock: (switch, port) of each, in order."""
+    """Cycle of cables that can deadlock on one virtual lane: (switch, port) of each, in order."""
 
     lane: int
     channels: tuple[tuple[int, int], ...]
@@ -60,7 +62,7 @@ class Check:
     Args:
         net: the network.
         tables: (S, E) ports; a port that does not exist loses the packet.
-        lanes: (Z, Z) lane of the routes from one zone to another; None: one lane for all.
+        lanes: (Z, Z) virtual lane of the routes from one zone to another; None: one lane for all.
     """
 
     def __init__(self, net: Net, tables: NDArray[np.uint8], lanes: Ints | None = None) -> None:
@@ -99,7 +101,7 @@ class Check:
 
     @cached_property
     def _missed(self) -> Counts:
-        """(S, E): number of endpoints of the switch that cannot reach the endpoint."""
+        """(S, E): number of endpoints at the switch that cannot reach the endpoint of the column."""
         net, arrives = self.net, self.arrives
         at, _ = net.attached
         missed = np.where(arrives, 0, self._weights[:, None]).astype(np.int64)
@@ -154,7 +156,7 @@ class Check:
 
     @cached_property
     def credit_loops(self) -> list[Loop]:
-        """Deadlocks that are possible: one cycle for each set of cables that can wait for each other."""
+        """Possible deadlocks: one cycle for each set of cables that can wait for each other."""
         ends, (switches, width) = len(self.net.endpoints), self.net.peers.shape
         found: list[Loop] = []
         for lane in sorted({lane for lane, _, _ in self._steps}):
@@ -177,7 +179,10 @@ class Check:
         return found
 
     def cross_spread(self) -> float | None:
-        """Returns the ratio of maximum to mean routes on cables between zones; None without such cables."""
+        """Returns the ratio of the maximum to the mean number of routes on cables between zones.
+
+        Returns None if there are no such cables.
+        """
         net = self.net
         rows, columns = np.nonzero(net.peers >= 0)
         across = (net.zones[rows] < 0) | (net.zones[net.peers[rows, columns]] < 0)
@@ -185,7 +190,7 @@ class Check:
         return float(routes.max() / routes.mean()) if len(routes) and routes.sum() else None
 
     def gateway_spread(self) -> float | None:
-        """Returns the ratio of maximum to mean routes on cables between spines and gateway leaves."""
+        """Returns the same ratio as `cross_spread`, on cables between spines and gateway leaves."""
         net = self.net
         rows, columns = np.nonzero((net.peers >= 0) & (net.zones >= 0)[:, None])
         peers = net.peers[rows, columns]
@@ -196,7 +201,7 @@ class Check:
 
     @cached_property
     def _paths(self) -> Ints:
-        """(hops, S, E): the cable of each hop of a route, or S * (P + 1) after its end."""
+        """(hops, S, E): the cable of each hop of a route, or S * (P + 1) after the last hop."""
         switches, ends = self._following.shape
         beyond = self.net.peers.size
         state = np.tile(np.arange(switches, dtype=np.int32)[:, None], (1, ends))

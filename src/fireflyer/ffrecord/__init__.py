@@ -1,8 +1,8 @@
 """FFRecord: record files with random batch reads.
 
 A file holds N samples of any length, each with its CRC32; `FileReader` reads any batch of samples
-in one call. Files of the original's v1 format are read and written byte for byte
-(docs/guide/ffrecord.md). v2 adds commits, columns, compression and alignment (docs/internals/ffrecord-v2.md).
+in one call. Format v1 is that of High-Flyer's ffrecord, byte for byte (docs/guide/ffrecord.md).
+Format v2 adds commits, columns, compression and alignment (docs/internals/ffrecord-v2.md).
 The PyTorch interface is `fireflyer.ffrecord.torch`; importing this package does not import torch.
 """
 

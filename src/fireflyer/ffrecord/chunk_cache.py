@@ -1,10 +1,10 @@
 """Chunk cache of remote files on a local disk, bounded, shared by the processes of one user.
 
-Writers and evictions hold `lock`; readers take no lock. A chunk is a file that appears by rename,
-so a dead or failing writer at worst leaves a chunk missing. A chunk carries no checksum: a reader
-compares the sample of each piece with the CRC32 of the sample, and discards the chunk if they
-differ. The counter in `used` is raised before a chunk is written, so it is never below the bytes on
-disk.
+Writers and evictions lock the file `lock`; readers take no lock. A chunk is a file that appears by
+rename, so a dead or failing writer at worst leaves a chunk missing. A chunk has no checksum of its
+own. A reader therefore checks each sample made of chunks against the sample's CRC32, and discards
+the chunks if they differ. The file `used` counts the bytes on disk. The count grows before a chunk
+is written, so it is never too low.
 """
 
 import contextlib
@@ -31,7 +31,9 @@ _log = get_logger("ffrecord")
 
 
 class ChunkCache:
-    """Chunks of remote files, by the file's key and the chunk's number. Thread-safe; pickles.
+    """Chunks of remote files, by the file's key and the chunk's number.
+
+    The cache is thread-safe and can be pickled.
 
     Args:
         directory: directory of the cache, created if missing. It and its files are closed to other
@@ -72,13 +74,16 @@ class ChunkCache:
         return type(self), (self.directory, self.limit_bytes, self.chunk_bytes)
 
     def read(self, keys: Sequence[str], pieces: Pieces, arena: Bytes) -> npt.NDArray[np.bool_]:
-        """Copies pieces of chunks into `arena`, marks the chunks as used, returns which exist.
+        """Copies pieces of chunks into `arena` and marks the chunks as used.
 
         Args:
             keys: keys of files.
-            pieces: int64 rows: number of the key, number of the chunk, first byte in it, bytes,
-                place in `arena`. They must not overlap there.
-            arena: uint8, C-contiguous. The place of a missing piece has undefined content.
+            pieces: int64 rows: index in `keys`, number of the chunk, first byte in the chunk,
+                number of bytes, first byte in `arena`. Pieces must not overlap in `arena`.
+            arena: uint8, C-contiguous. The bytes of a missing piece have undefined content.
+
+        Returns:
+            For each piece, True if its chunk is in the cache.
         """
         found, error = read_pieces(self.directory, keys, pieces, arena)
         if error:
@@ -86,7 +91,10 @@ class ChunkCache:
         return found.view(np.bool_)
 
     def put(self, chunks: Iterable[tuple[str, int, bytes | memoryview]]) -> None:
-        """Caches chunks (key, number, data of at most `chunk_bytes`), evicting by last use."""
+        """Caches chunks (key, number, data of at most `chunk_bytes`).
+
+        If the limit would be exceeded, evicts the least recently used chunks.
+        """
         try:
             with self._locked():
                 for key, number, data in chunks:
@@ -134,8 +142,8 @@ class ChunkCache:
     def _evict(self, room: int) -> int:
         """Deletes the least recently used chunks if more than `room` bytes are used.
 
-        It stops at nine tenths of the limit or at `room`, whichever is less; returns the bytes
-        left.
+        It stops when at most `room` bytes and at most nine tenths of the limit are used. Returns the
+        number of bytes that are then used.
         """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.directory, "writing.tmp"))  # left by a dead writer

@@ -1,4 +1,4 @@
-"""Typed columns: a sample as a row, a dict of arrays (docs/internals/ffrecord-v2.md)."""
+"""Typed columns: encode a row (a dict of arrays) as a sample (docs/internals/ffrecord-v2.md)."""
 
 import json
 import math
@@ -34,8 +34,8 @@ class Column(NamedTuple):
     """Type of one column: a numpy dtype's name, `str`, `bytes` or `msgpack`, and a shape.
 
     A size of None differs from row to row. A nullable column may hold None; its dtype is written
-    with a trailing "?". `msgpack` holds any nesting of lists and dicts with str keys of None, bool,
-    int, float, str and bytes.
+    with a trailing "?". A `msgpack` value is None, bool, int, float, str or bytes, or a list or a
+    dict with str keys of such values, nested to any depth.
     """
 
     dtype: str
@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
     @property
     def open_sizes(self) -> int:
-        """Number of sizes that each row stores."""
+        """Number of sizes that each row stores, because the schema does not fix them."""
         return 1 if self.dtype in _TEXT else sum(size is None for size in self.shape)
 
 
@@ -218,7 +218,11 @@ class RowCodec:
         return np.asarray(array, order="C")
 
     def decode(self, data: npt.NDArray[np.uint8]) -> Row:
-        """Decodes the row in `data`, with arrays as views; ValueError if sizes do not match."""
+        """Decodes the row in `data`; arrays are views of `data`.
+
+        Raises:
+            ValueError: the sizes in the row do not match its bytes.
+        """
         position = self._sizes.size
         if position > data.size:
             raise ValueError(f"{data.size} bytes are too few for its sizes")
@@ -267,7 +271,7 @@ def _packed(name: str, value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a numpy array or number among nested values."""
+    """Converts a numpy array or number among nested values to lists or a Python number."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return value.tolist()
     raise TypeError(f"unsupported {type(value).__name__}")

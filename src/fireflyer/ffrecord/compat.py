@@ -1,4 +1,4 @@
-"""Compatibility with the original: its name, and a function that only its users need."""
+"""Compatibility with High-Flyer's ffrecord: its import name, and a function that only its users need."""
 
 import fcntl
 import importlib
@@ -18,7 +18,7 @@ _CHECK_FS_ALIGN = 0x80046664
 """ioctl with which a file system of High-Flyer reports that it aligns direct reads itself."""
 
 
-def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the original's name
+def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the name in High-Flyer's ffrecord
     """Returns whether the file system of an open file says that it aligns direct reads itself."""
     try:
         (answer,) = struct.unpack("i", fcntl.ioctl(fd, _CHECK_FS_ALIGN, bytes(4)))
@@ -28,7 +28,7 @@ def checkFsAlign(fd: int) -> bool:  # noqa: N802  # the original's name
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Import finder: `ffrecord` and its submodules are those of fireflyer.ffrecord, not copies."""
+    """Import finder: `ffrecord` and its submodules are the module objects of fireflyer.ffrecord."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,7 +45,7 @@ class _Alias(MetaPathFinder, Loader):
             raise ModuleNotFoundError(
                 f"fireflyer's ffrecord has no module {spec.name!r}", name=spec.name
             ) from error
-        spec.loader_state = module.__spec__  # the import system overwrites it with `spec`
+        spec.loader_state = module.__spec__  # the import system overwrites __spec__ with `spec`
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -55,10 +55,11 @@ class _Alias(MetaPathFinder, Loader):
 def install_as_ffrecord() -> None:
     """Makes `import ffrecord` and its `torch` and `utils` mean fireflyer.ffrecord in this process.
 
-    Call it before the program imports them. A spawned worker needs its own call.
+    Call this function before the program imports `ffrecord`. Each spawned worker process must call
+    it, too.
 
     Raises:
-        ConfigError: another package of that name is imported already.
+        ConfigError: another package named ffrecord is imported already.
     """
     if any(isinstance(finder, _Alias) for finder in sys.meta_path):
         return

@@ -1,7 +1,8 @@
 """Folder of files packed into one record file: one sample per file, and finally the tree of names.
 
-As in the original, the last sample is `piouhjgbr` and a pickle of the nested OrderedDict name ->
-index or OrderedDict. name_tree.py reads it without unpickling.
+As in High-Flyer's ffrecord, the last sample is `piouhjgbr` and a pickle of an OrderedDict. It maps
+each name to the index of a file's sample, or to the OrderedDict of a directory. name_tree.py reads
+it without unpickling.
 """
 
 import os
@@ -23,7 +24,7 @@ _MAGIC = b"piouhjgbr"
 
 
 class PackedFolder:
-    """Reader of files in a record file that `pack_folder` or the original wrote.
+    """Reader of files in a record file that `pack_folder` or High-Flyer's ffrecord wrote.
 
     Paths are relative to the packed folder. Threads, fork and pickling: as `FileReader`.
 
@@ -147,7 +148,7 @@ def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> 
                 if verbose:
                     sys.stderr.write(f"{number + 1}/{len(files)} {path}\n")
             writer.write_one(_MAGIC + pickle.dumps(tree, protocol=4))
-    except FireflyerError:  # some are OSErrors
+    except FireflyerError:  # some of them are also OSErrors
         raise
     except OSError as error:
         raise StorageError(f"cannot pack folder '{root}': {error}; nothing was written") from error

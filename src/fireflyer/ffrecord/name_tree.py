@@ -18,6 +18,8 @@ _STOP = ord(".")
 
 
 class _Sign(Enum):
+    """Placeholders on the stack: the class OrderedDict, and the empty tuple of arguments."""
+
     CLASS = "collections.OrderedDict"
     EMPTY = "()"
 
@@ -26,8 +28,8 @@ def read_names(data: bytes, files: int) -> Tree:
     """Returns the tree in the pickle `data`, with indices below `files`.
 
     Raises:
-        ValueError: the data is not a pickle, has other values than file names and such indices, has
-            a directory in two places, or has more than 256 levels.
+        ValueError: the data is not a pickle, has values other than file names and valid indices,
+            has a directory in two places, or has more than 256 levels.
     """
     try:
         return _Machine(data, files).run()
@@ -36,7 +38,7 @@ def read_names(data: bytes, files: int) -> Tree:
 
 
 class _Machine:
-    """Stack machine of a pickle. Every directory is created empty, filled, then placed."""
+    """Stack machine of a pickle. A directory is created empty, then filled, then put into another."""
 
     def __init__(self, data: bytes, files: int) -> None:
         self.data, self.files, self.at = data, files, 0

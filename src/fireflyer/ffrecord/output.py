@@ -1,4 +1,5 @@
-"""Files being written: temporary files, renamed when complete, and files that are extended."""
+"""Files being written: temporary files that are renamed when complete, and files that are appended
+to."""
 
 import errno
 import fcntl
@@ -109,7 +110,11 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 @cache
 def _kernel() -> bytes:
-    """Returns an id of the running kernel: some shared file systems lock per kernel only."""
+    """Returns an id of the running kernel, for temporary names.
+
+    On some shared file systems a lock excludes only processes of the same kernel. So writers on
+    different kernels must not share a temporary name.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().strip()
@@ -178,7 +183,8 @@ class Output:
             )
 
     def write(self, buffers: Sequence["Buffer"], offset: int) -> None:
-        """Writes all of `buffers` at `offset`; without the file position a fork is harmless."""
+        """Writes all of `buffers` at `offset`. It does not use the file position, which a forked
+        child shares."""
         views = [memoryview(b) for b in buffers if len(memoryview(b)) > 0]
         while views:
             done = os.pwritev(self.fd, views, offset)
@@ -236,8 +242,8 @@ class Output:
 class Tail:
     """Buffer of 1 MiB for appends to an `Output`; a sample is copied at most once.
 
-    Invariant: the file's bytes before `end` are in the file, except for the last ones in the
-    buffer.
+    Invariant: of the bytes before `end`, the last ones are in the buffer, all others are in the
+    file.
     """
 
     def __init__(self, file: Output, end: int) -> None:

@@ -50,9 +50,9 @@ class _Shared(Generic[T]):
 class Prefetcher(Iterator[T]):
     """Iterator over `items` in order; a thread makes up to `depth` items ahead of the consumer.
 
-    The thread starts with the first item. It ends with the last item, with the first exception,
-    with `close`, or when this iterator is dropped. The consumer gets an exception in place of the
-    item. Ending does not wait for an item in progress. Only the thread uses `items`.
+    The thread starts at the first `next`. It ends after the last item, at the first exception, at
+    `close`, or when this iterator is dropped. An exception of `items` is raised by `next` in place
+    of the item. `close` does not wait for an item in progress. Only the thread uses `items`.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:

@@ -13,7 +13,9 @@ from fireflyer.storage import Range, Storage
 A = TypeVar("A")
 
 _GAP = 64 << 10
+"""Maximum number of bytes between two ranges that are read as one."""
 _JOINED = 8 << 20
+"""Maximum size in bytes of joined ranges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,12 @@ def read_ranges(storage: Storage, ranges: Sequence[Range], retry: Retry) -> list
 
 
 def _join(ranges: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
-    """Merges ranges; returns the covers, and each range's cover (-1 if empty) and place in it."""
+    """Joins neighbouring ranges.
+
+    Returns:
+        The joined ranges; and for each range the index of the joined range that contains it (-1 if
+        the range is empty), and its offset in that.
+    """
     joined: list[Range] = []
     homes = [(-1, 0)] * len(ranges)
     for place in sorted(range(len(ranges)), key=ranges.__getitem__):

@@ -20,7 +20,8 @@ from fireflyer.ffrecord.spans import HEADER, MAGIC_V2
 from fireflyer.ffrecord.zstd import ENTRY, PLAIN, expand
 
 TAIL = 64 << 10
-"""Bytes at the end of a v2 file that identify it; the head does not depend on the samples."""
+"""Number of bytes at the end of a v2 file that identify its content; the first bytes do not depend
+on the samples."""
 _MAX_THREADS = 1 << 12
 
 Sample = npt.NDArray[np.uint8]
@@ -39,12 +40,13 @@ class FileReader:
         check_data: compare the CRC32 of every sample that is read; costs little.
         strategy: method of reading.
             `auto`: cached pages from the page cache, all others with direct I/O (io_uring with
-                O_DIRECT, or threads if that is barred).
-            `cached`, `threads`: all bytes through the page cache, with few threads that copy, or
-                many threads that wait for the disk.
+                O_DIRECT, or threads if the system forbids io_uring).
+            `cached`: all bytes through the page cache, with few threads that copy.
+            `threads`: all bytes through the page cache, with many threads that wait for the disk.
             `direct`: all bytes with direct I/O.
             `mmap`: from the mapped files; each sample is checked once.
-        threads: maximum number of threads per batch; None: cores up to 4 to copy, 16 to wait.
+        threads: maximum number of threads per batch. None: one per core, at most 4, for copying
+            from the page cache; 16 for waiting for the disk.
 
     Attributes:
         n: number of samples in all files.
@@ -221,7 +223,8 @@ class FileReader:
             fresh.check_all()
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Returns the start byte of each sample of file `file`, then the end of its last commit."""
+        """Returns the position of each sample of file number `file`, then the end of its last
+        commit, in bytes."""
         return self._open().offsets(file)
 
     def get_checksums(self, file: int) -> npt.NDArray[np.uint32]:
@@ -229,10 +232,11 @@ class FileReader:
         return self._open().checksums(file)
 
     def fingerprint(self) -> Iterator[bytes]:
-        """Yields bytes per file that identify the version of the file that was opened.
+        """Yields bytes for each file that identify its content at the time it was opened.
 
-        They hold the end of the last commit and the first 12 bytes, which in v1 contain the
-        checksum of all metadata. In v2 they also hold the last 64 KiB before that end.
+        The bytes are the position at which the last commit ends, and the first 12 bytes of the
+        file. In v1 these contain the checksum of all metadata. In v2 the last 64 KiB before the end
+        of the last commit follow.
         """
         native = self._open()
         return (_identity(native, number) for number in range(len(self._paths)))

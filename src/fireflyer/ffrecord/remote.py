@@ -76,7 +76,7 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        self._own: dict[str, Storage] = {}  # by URL; opened here, so closed here
+        self._own: dict[str, Storage] = {}  # by URL; this reader opened these, and closes them
         with ExitStack() as failed:
             failed.callback(self.close)
             self._open(fnames)
@@ -168,8 +168,7 @@ class RemoteFiles:
                     fresh._read_stored(group)
 
     def get_offsets(self, file: int) -> npt.NDArray[np.int64]:
-        """Returns the start byte of each sample of file `file`, then the end of its last commit.
-
+        """Returns the same positions as `FileReader.get_offsets`.
         For a v2 file this reads the whole index.
         """
         return np.append(self._column(file, "place"), np.int64(self._indexes.each[file].end))
@@ -181,7 +180,7 @@ class RemoteFiles:
     def fingerprint(self) -> Iterator[bytes]:
         """Yields bytes that identify the files, as `FileReader.fingerprint` does.
 
-        Raises what `read` does, because it reads the ends of v2 files.
+        Raises what `read` does, because it reads the last bytes of v2 files.
         """
         reader = self._opened()
         for first in range(0, len(reader.files), _TAILS):
@@ -278,7 +277,7 @@ class RemoteFiles:
         return arena, offsets, entries
 
     def _located(self, wanted: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers, Entries]:
-        """Returns the file, the number in it and the index entry of each sample."""
+        """Returns the file number, the number in that file and the index entry of each sample."""
         self._opened()
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < self.n):
             bad = wanted[(wanted < 0) | (wanted >= self.n)][0]

@@ -22,7 +22,8 @@ Entries = npt.NDArray[np.void]
 
 PAGE = 4096
 _HEAD = 16 << 10
-"""Covers everything before the samples of a v2 file if its schema is at most a page."""
+"""Number of first bytes that opening reads. They hold everything before the samples of a v2 file if
+its schema fits into a page."""
 
 
 class V1Index:
@@ -64,15 +65,16 @@ class V1Index:
 def open_remote(
     place: tuple[Storage, str, str], cache: ChunkCache | None, retry: Retry
 ) -> tuple[RemoteFile, V1Index | V2Index]:
-    """Opens (storage, name in it, display name); damaged metadata is fetched once more.
+    """Opens the file `place` (storage, name in it, display name); fetches damaged metadata once
+    more.
 
-    It takes two round trips: the size; then the first 16 KiB and the last page together. A longer
-    v1 index or schema takes more, as does the footer of a v2 file that ends in a torn commit. With
-    a cache, so does the stamp of a v2 file.
+    Opening takes two round trips: one for the size, one for the first 16 KiB and the last page. It
+    takes more for a longer v1 index or schema, and for a v2 file that ends in a torn commit. With a
+    cache, it takes one more for the stamp of a v2 file.
 
     Raises:
         StorageError: the file does not exist, cannot be read, or has a later version.
-        Corrupted: its metadata do not match their checksums or its size.
+        Corrupted: the metadata does not match its checksums or the size of the file.
     """
     try:
         return _open(place, cache, retry, fresh=False)

@@ -1,4 +1,4 @@
-"""Spans of remote files, read in one batch of ranges per storage, with an optional cache."""
+"""Reads of spans (byte ranges) of remote files, one batch per storage, with an optional cache."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from fireflyer.ffrecord.ranges import Retry, read_ranges
 from fireflyer.storage import Storage
 
 HEADER = 12
-"""Bytes of a v1 file before its index."""
+"""Number of bytes of a v1 file before its index."""
 MAGIC_V2 = b"\x89FFREC2\n"
 
 A = TypeVar("A")
@@ -49,9 +49,9 @@ class RemoteFile:
     def key(self) -> str | None:
         """Cache key of the file's chunks, or None if nothing of the file may be cached.
 
-        The key changes with place, size and every sample: in v1 by the header's CRC of the
-        metadata. v2 has no checksum of the whole file, so its key contains the stamp. The key is
-        None without such a value.
+        The key differs if the file's URL, its size or any sample differs. A v1 header contains a
+        CRC of all metadata. A v2 file has no checksum of the whole file, so the key contains the
+        stamp. Without the CRC or the stamp the key is None.
         """
         if not (self.stamp if self.is_v2 else any(self.header[:4])):
             return None
@@ -157,7 +157,12 @@ class SpanReader:
 
 
 def _pieces(spans: Spans, rows: Numbers, step: int) -> Pieces:
-    """Splits the spans `rows` at chunks: file, chunk, first byte in it, bytes, arena place."""
+    """Splits the spans `rows` at the borders of chunks.
+
+    Returns:
+        int64 rows: file number, chunk number, first byte in the chunk, number of bytes, first byte
+        in the arena.
+    """
     starts, places = spans.starts[rows], spans.offsets[rows]
     ends = starts + spans.offsets[rows + 1] - places
     firsts = starts // step

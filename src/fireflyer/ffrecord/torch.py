@@ -1,10 +1,11 @@
 """PyTorch interface of record files: batched reads, and loaders that resume inside an epoch.
 
 `Dataset` serves a whole batch of indices in one call (`__getitems__`), which every DataLoader of
-torch uses. Without an override it returns `Samples`: one block of memory, which is also all that a
-worker process transfers. `DataLoader` adds `set_step`, `state_dict` and a prefetch thread without
-touching torch's private parts: it wraps the batch sampler and the iterator. `Subset`,
-`ConcatDataset` and `ReaderRegistry` complete the names that programs for the original import.
+torch uses. If a subclass does not override `process`, a batch is `Samples`: one block of memory,
+which is also all that a worker process transfers. `DataLoader` adds `set_step`, `state_dict` and a
+prefetch thread. It wraps the batch sampler and the iterator, and uses no private part of torch.
+`Subset`, `ConcatDataset` and `ReaderRegistry` are the other names that programs written for
+High-Flyer's ffrecord import.
 """
 
 from bisect import bisect_right
@@ -85,7 +86,7 @@ class Samples(Sequence[Sample]):
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """Collates by default: keeps `Samples`, and calls torch's `default_collate` for anything else."""
+    """Collates a batch: keeps `Samples`, and calls torch's `default_collate` for anything else."""
     return batch if isinstance(batch, Samples) else td.default_collate(cast(list[Any], batch))
 
 
@@ -130,7 +131,8 @@ class _Batched(ReaderRegistry, td.Dataset[Any]):
 class Dataset(_Batched):
     """Samples of record files. Override `process` to turn bytes into samples.
 
-    As with the original, a subclass may override `__getitem__` instead; it gets a list of indices.
+    As with High-Flyer's ffrecord, a subclass may override `__getitem__` instead, which gets a list
+    of indices.
 
     Args:
         fnames: a file, a list of files, or a directory; or URLs of these.
@@ -157,7 +159,7 @@ class Dataset(_Batched):
 
 
 class Subset(_Batched, td.Subset[Any]):
-    """Samples of `dataset` at `indices`; a batch of these is one batch of `dataset`."""
+    """Samples of `dataset` at `indices`; reads a batch as one batch of `dataset`."""
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
         return _read(self.dataset, [self.indices[index] for index in indices])
@@ -333,7 +335,8 @@ class DataLoader(td.DataLoader[Any]):
         return epoch.run(Prefetcher(batches, self._prefetch) if self._prefetch else batches)
 
     def __len__(self) -> int:
-        """Returns the batches of the epoch in progress, or of the next, without skipped batches."""
+        """Returns the number of batches of the epoch in progress, or of the next epoch if none is
+        in progress, without skipped batches."""
         if self._batches is None:
             return super().__len__()
         under_way = self._epoch is not None and not self._epoch.ended
@@ -366,8 +369,8 @@ class DataLoader(td.DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the loader, and the generator's state at the start of the epoch.
 
-        The position is the number of batches that this epoch has yielded. If `set_step` came later,
-        it is the number of batches that the next epoch skips.
+        The position is the number of batches that the latest epoch has skipped or yielded. After
+        the end of an epoch or `set_step`, it is the number of batches that the next epoch skips.
 
         Raises:
             ConfigError: the loader was made with `skippable=False`.
@@ -389,8 +392,9 @@ class DataLoader(td.DataLoader[Any]):
         """Makes the next epoch continue after the last batch that was yielded before `state_dict`.
 
         Raises:
-            ConfigError: the state belongs to a loader with other data, another batch size or no
-                generator, or is not a loader state. This loader is then unchanged.
+            ConfigError: the state belongs to a loader with other data or another batch size, only
+                one of both loaders has a generator, or the state is not that of a loader. This
+                loader is then unchanged.
         """
         mine = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(mine):

@@ -38,7 +38,7 @@ class _Body(Protocol):
 
     @property
     def count(self) -> int:
-        """Samples so far; in an appended file including the earlier ones."""
+        """Number of samples so far, including those that the file had before `append`."""
 
     def add(self, parts: list[memoryview]) -> None:
         """Appends one sample, which is the concatenation of the parts."""
@@ -116,7 +116,8 @@ class FileWriter:
         columns: name -> dtype or (dtype, shape): each sample is a row, for `write_row`.
         compression: "zstd": samples that become smaller are stored compressed.
         level: compression level.
-        align: samples start at multiples of it, a power of 2 from 8 (the default) to 1 MiB.
+        align: samples start at multiples of this number of bytes, a power of 2 from 8 (the default)
+            to 1 MiB.
 
     Attributes:
         n: number of samples as given to the constructor.
@@ -248,12 +249,13 @@ class FileWriter:
             self._or_drop(body.add, parts)
 
     def commit(self) -> None:
-        """Makes all samples so far visible and durable; without new ones only creates a new file.
+        """Makes all samples so far visible and durable. Without new samples, only creates a new
+        file.
 
         A failure ends the writer: the file stays at the previous commit.
 
         Raises:
-            ConfigError: a v1 file, which has one commit, `close`.
+            ConfigError: a v1 file, which only `close` commits.
             NoSpace, StorageError: the bytes cannot be written or synced.
         """
         self._own()
@@ -282,9 +284,9 @@ class FileWriter:
 
         Raises:
             ConfigError: fewer samples than `n`; no file is created.
-            NoSpace, StorageError: the bytes cannot be written or synced. No file is created, or it
-                stays at its last commit, unless only the last step failed, the sync of the
-                directory.
+            NoSpace, StorageError: the bytes cannot be written or synced. If only the last step
+                failed, the sync of the directory, the file is complete. Otherwise no file is
+                created, or it stays at its last commit.
         """
         self._own()
         with self._lock:

@@ -1,7 +1,8 @@
 """Writer of v2 files (docs/internals/ffrecord-v2.md): a sequence of atomic commits.
 
-A commit appends its samples, its index pages and its footer, and syncs. Then it writes the slot of
-its parity, and syncs. The first commit goes to a temporary file that is then renamed.
+A commit appends its samples, its index pages and its footer, and syncs. Then it writes one of two
+slots, chosen by the parity of the commit's number, and syncs. A slot gives the position of the
+commit's footer. The first commit goes to a temporary file that is then renamed.
 """
 
 import os
@@ -39,15 +40,16 @@ _INDEX_PAGE = np.dtype(
 )
 _ENTRY = struct.Struct("<3q2I")
 
-Run = tuple[int, int, int]  # first sample, place of its first page, samples
+Run = tuple[int, int, int]
+"""Consecutive index pages: number of the first sample, position of the first page, number of samples."""
 Entries = npt.NDArray[np.void]
 
 
 class Version2:
     """Content of a v2 file, for `FileWriter`; not thread-safe.
 
-    Invariants: bytes [0, committed) never change, except for the slot without the last commit; the
-    last of `count` samples ends at the end of `_tail`.
+    Invariants: bytes before `_keep` never change, except for the slot that does not hold the last
+    commit; the last of `count` samples ends at the end of `_tail`.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class Version2:
         self._align = align
         self._commit = -1  # number of the last commit
         self._keep = 0  # end of the last commit, or of a commit that may have become valid
-        self._committed = 0  # samples
+        self._committed = 0  # number of samples in the last commit
         self._runs: list[Run] = []
-        self._slots = 0  # place of slot 0
+        self._slots = 0  # position of slot 0 in the file
         self._entries = bytearray()  # index entries of the samples after the last commit
         self._tail = Tail(file, 0)
 
@@ -191,10 +193,10 @@ class Version2:
     def _write_index(self, place: int) -> tuple[list[Run], int]:
         """Writes the pages of the new run at `place`; returns all runs and the end of the pages.
 
-        The new run absorbs each last run with no more bits in its length than its own. Lengths of
-        runs therefore have strictly fewer bits from run to run. So there are at most as many runs
-        as bits in the number of samples. Whenever an entry is rewritten, its sample moves to a run
-        with more bits.
+        The new run absorbs the last run while that run's number of samples has at most as many bits
+        as the new run's number. Therefore each run's number has fewer bits than the previous run's.
+        So there are at most as many runs as bits in the number of samples. Whenever an index entry
+        is rewritten, it moves to a run whose number has more bits.
         """
         runs = list(self._runs)
         first = self._committed
@@ -204,7 +206,7 @@ class Version2:
             return runs, place
         runs.append((first, place, self.count - first))
         fresh = np.frombuffer(bytes(self._entries), ENTRY)
-        # This reads the last commit, so it verifies the checksums again.
+        # Old entries are read from the last commit, so their checksums are verified again.
         before = Reader([self._file.path], True) if first < self._committed else None
         step = _PAGES_AT_ONCE * _PAGE_ENTRIES
         for start in range(first, self.count, step):
@@ -225,7 +227,7 @@ class Version2:
         slot = struct.pack("<I", crc32(body)) + body
         place = self._slots + _PAGE * (commit % 2)
         if commit == 0:
-            # Only samples follow the schema so far: the rest of both pages reads as zeros.
+            # The first commit writes the pages of both slots; all bytes after slot 0 are zeros.
             slot = slot.ljust(2 * _PAGE, b"\0")
         self._file.write([slot], place)
         if sync:

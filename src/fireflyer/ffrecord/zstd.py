@@ -17,7 +17,9 @@ PLAIN, ZSTD = 0, 1
 ENTRY = np.dtype(
     [("place", "<i8"), ("bytes", "<i8"), ("raw", "<i8"), ("crc", "<u4"), ("codec", "<u4")]
 )
-_PARALLEL = 4 << 20  # bytes of samples from which on threads pay off
+"""Index entry of a sample: position of the stored bytes, their number, number of uncompressed
+bytes, CRC32 of the stored bytes, and `PLAIN` or `ZSTD`."""
+_PARALLEL = 4 << 20  # minimum number of decompressed bytes per thread
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -29,14 +29,13 @@ from fireflyer.log import speaker
 from fireflyer.rpc.proof import Secret
 
 EVERY_S = 1.0
+"""Seconds between two rounds."""
 DEADLINE_S = 5.0
 """Timeout of one step in seconds; the next round retries a step that takes longer."""
 CHUNKS_A_TURN = 64 << 10
+"""Number of chunks of one file that a round removes before it turns to the next file."""
 TURN_S = 1.0
-"""Maximum seconds of a file's turn; `CHUNKS_A_TURN` chunks end it, too.
-
-Then other files have their turns.
-"""
+"""Maximum seconds that a round spends on one file before it turns to the next file."""
 ROOT_USER = User(0, 0, ())
 log = speaker("fs3", "meta")
 
@@ -55,13 +54,14 @@ class Cleanup:
 
         Args:
             execute: executes a request in the metadata service.
-            session_ns: time after which a client without heartbeats loses its open files.
+            session_ns: time in ns after which a client without heartbeats loses its open files.
 
         Raises:
             WireError: the manager does not answer.
         """
         self._session_ns = session_ns
-        # No heartbeat could arrive while the service was down, so each session gets its whole time.
+        # No heartbeat could arrive while the service was down. Therefore no session expires before
+        # `session_ns` have passed since the start.
         self._settle_from = time.monotonic() + session_ns / 1e9
         settings = Settings(deadline_s=DEADLINE_S)
         self._execute = execute
@@ -89,7 +89,10 @@ class Cleanup:
                 self._fault_log.update(f"cannot free the space of removed files: {error}")
 
     def round(self) -> bool:
-        """Settles and frees files; a file whose chains do not answer waits for the next round.
+        """Stores the lengths of files of vanished clients; removes the chunks of files without
+        names.
+
+        A file whose chains do not answer waits for the next round.
 
         Any thread may call this. Raises StorageError if the metadata service fails.
 
@@ -123,7 +126,8 @@ class Cleanup:
         return more
 
     def _served(self, items: list[Removal]) -> list[Removal]:
-        """Returns the files whose chains all serve; the other files wait for another round."""
+        """Returns the files whose chains all have a serving target; the other files wait for
+        another round."""
         served = []
         for item in items:
             try:

@@ -19,7 +19,7 @@ SECRET = "secret"
 STORE = "meta.sqlite"
 """File of the metadata store, in the folder `metadata`."""
 EMBEDDED = "s1"
-"""Name of the node of a file system in a folder."""
+"""Name of the only node of a file system that `fireflyer fs up --dir` makes."""
 SOCKET_PATH_BYTES = 107
 ANY_PORT = "127.0.0.1:0"
 
@@ -38,12 +38,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     directory: str = ""
     """Folder of its targets; default: a folder NAME beside cluster.toml."""
     targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
-    """Number of its targets; each is a folder in `directory` and a member of another chain."""
+    """Number of its targets; each is a folder in `directory`, and a member of a different chain."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
+    """Maximum size of the data in flight in the service, in MiB."""
     reserve_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 256
-    """Part of its disk that stays free for logs and repair; writes that need it fail."""
+    """Space in MiB of its disk that stays free for logs and repair; a write that needs it fails."""
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
     """Days in which the scrub reads and checks each chunk once; 0: never."""
     metrics: str = ""
@@ -72,6 +73,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     failover_s: Seconds = 4.0
     """Seconds within which the file system fails over from a dead node."""
     recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    """Seconds that a stopped chain waits for all its last serving targets."""
     session_s: Seconds = 60.0
     """Seconds without a heartbeat after which a client loses files opened for writing."""
     metrics: str = ANY_PORT

@@ -1,4 +1,5 @@
-"""Manager and metadata service in one process, because one process at a time opens their store.
+"""Manager and metadata service in one process, because only one process at a time can open their
+store.
 
 Thread contract: requests run on the server's loop and threads, `set_up` on the caller's thread.
 Invariant: the store is closed only after its last user has ended.
@@ -101,7 +102,7 @@ class Control:
         self._nodes: dict[int, Node] = {}
         self._chains: dict[int, Chain] = {}
         self._tables: dict[int, Table] = {}  # versions of the table TABLE
-        self._adopted = 0  # version that new files use
+        self._adopted = 0  # version of the table that new files use
         self._service: MetaService | None = None
         with contextlib.ExitStack() as started:
             self._store = SharedEngine(_open_store(Path(config.metadata), standby))
@@ -179,7 +180,7 @@ class Control:
         return counts.unlinked
 
     def trouble(self) -> str:
-        """Returns the fault of the metadata service; "" if there is none. Any thread."""
+        """Returns the fault of the metadata service; "" if there is none. Thread-safe."""
         return "" if self._service else "it waits until its chains serve"
 
     def close(self) -> None:
@@ -242,7 +243,10 @@ class Control:
             self._routing_changed.notify_all()
 
     def _usable(self) -> Table | None:
-        """Returns the newest table whose chains all serve or served; a newer one may lack nodes."""
+        """Returns the newest table whose chains all serve or have served; None if there is none.
+
+        The nodes of a newer table may not have started yet.
+        """
         for version in sorted(self._tables, reverse=True):
             if all(map(self._serves, self._tables[version].chains)):
                 return self._tables[version]
@@ -255,7 +259,7 @@ class Control:
     def _adopt(self, service: MetaService) -> None:
         """Makes new files use the newest version of the table whose chains have all served.
 
-        REQUIRES: the lock.
+        REQUIRES: the lock of `_routing_changed` is held.
         """
         table = self._usable() if self._adopted != max(self._tables) else None
         if table is not None and table.version > self._adopted:

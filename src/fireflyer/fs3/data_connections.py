@@ -33,7 +33,7 @@ def dial(
     deadline = time.monotonic() + timeout_s
     wanted = Address.parse(address)
     try:
-        line = wanted.connect(timeout_s)
+        sock = wanted.connect(timeout_s)
     except OSError as error:
         if not _is_socket_error(error):
             raise
@@ -41,12 +41,12 @@ def dial(
             raise DeadlineExceeded(f"{address} does not answer") from error
         raise PeerLost(f"{address} cannot be reached: {error.strerror or error}") from error
     try:
-        _prove(line, Handshake("client", secret, role), deadline, address)
-        line.setblocking(False)
+        _prove(sock, Handshake("client", secret, role), deadline, address)
+        sock.setblocking(False)
     except BaseException:
-        line.close()
+        sock.close()
         raise
-    return line
+    return sock
 
 
 _SOCKETS = {__file__, socket.__file__, sys.modules[Address.__module__].__file__}
@@ -60,15 +60,15 @@ def _is_socket_error(error: OSError) -> bool:
     return at is None or at.tb_frame.f_code.co_filename in _SOCKETS
 
 
-def _prove(line: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
+def _prove(sock: socket.socket, handshake: Handshake, deadline: float, address: str) -> None:
     try:
-        line.sendall(handshake.opening)
+        sock.sendall(handshake.opening)
         while not handshake.done:
-            line.settimeout(max(0.001, deadline - time.monotonic()))
-            data = line.recv(4096)
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            data = sock.recv(4096)
             if not data:
                 raise PeerLost(f"{address} closed the connection during the handshake")
-            line.sendall(handshake.feed(data))
+            sock.sendall(handshake.feed(data))
     except OSError as error:
         if not _is_socket_error(error):
             raise
@@ -126,7 +126,7 @@ class Acceptor:
     def close(self) -> None:
         """Ends the listener. In a forked child, closes only the child's copies of the sockets."""
         if self._thread.is_alive():
-            self._wake_sender.send(b".")  # not `close`: a forked child may hold a copy
+            self._wake_sender.send(b".")  # a `close` would not wake it if a forked child has a copy
             self._thread.join()
         self._wake_sender.close()
 
@@ -204,7 +204,7 @@ class Acceptor:
         for sock in list(self._handshakes):
             self._drop(sock)
         self._selector.close()
-        self._listener.shutdown(socket.SHUT_RDWR)  # also for the copies in forked children
+        self._listener.shutdown(socket.SHUT_RDWR)  # also ends the copies in forked children
         self._listener.close()
         self._wake_receiver.close()
 

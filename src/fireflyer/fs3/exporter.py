@@ -31,7 +31,7 @@ HEAD_LIMIT = 8 << 10
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS = 32
 Check = Callable[[], str]
-"""Callback that returns the fault of a role, or ""."""
+"""Callback that returns the fault of a role of this process (for example "manager"), or ""."""
 
 
 class PortTaken(ConfigError):
@@ -147,7 +147,8 @@ class Exporter:
                 writer.write(answer)
                 await writer.drain()
                 writer.write_eof()
-                await reader.read(HEAD_LIMIT)  # unread data at the close would cause a reset
+                # Closing with unread data would reset the connection, and lose the answer.
+                await reader.read(HEAD_LIMIT)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return
         finally:

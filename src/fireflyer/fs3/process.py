@@ -51,7 +51,7 @@ class Process:
         Raises:
             ConfigError: the configuration, or a path or address in it, cannot be used; or the roles
             cannot be combined.
-            Unavailable: another process has the metadata.
+            Unavailable: another process has opened the metadata.
             Stale: another process has the name of this node.
         """
         _check(roles, standby)
@@ -68,7 +68,8 @@ class Process:
             def show(role: str, registry: CollectorRegistry, check: Check) -> None:
                 if exporter:
                     exporter.add(role, registry, check)
-                    started.callback(exporter.remove, role, registry)  # before the role ends
+                    # Runs before the role's close.
+                    started.callback(exporter.remove, role, registry)
 
             self.manager = config.manager
             if Role.MANAGER in roles:
@@ -93,10 +94,11 @@ class Process:
             self._control.set_up()
             control, secret = self._control, self._secret
             sweep = Cleanup(control.execute, self.manager, secret, control.session_ns)
-            self._end.callback(sweep.close)  # before the chains that it queries
+            # Runs before the close of the chains that the sweep queries.
+            self._end.callback(sweep.close)
 
     def wait(self) -> None:
-        """Waits until a node ends by itself, which it may never do.
+        """Waits until a storage node stops because of an error, possibly forever.
 
         Raises:
             Stale: another process has replaced the node.
@@ -140,7 +142,7 @@ def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter |
     except PortTaken as error:
         made = Exporter(str(Address(Address.parse(address).host)), token, unguarded=unguarded)
         speaker("fs3", "metrics").warning(
-            "%s: the metrics of this process are at %s; `metrics` in its [nodes.NAME] gives it an address",
+            "%s: the metrics of this process are at %s; set `metrics` in [nodes.NAME] for another address",
             error,
             made.url,
         )

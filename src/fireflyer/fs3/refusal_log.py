@@ -17,13 +17,14 @@ class RefusalLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends = 0.0  # end of the current span; the next two count within it
+        # End of the current span; `_logged` and `_more` count the refusals in this span.
+        self._ends = 0.0
         self._logged = 0
         self._more = 0
 
     @property
     def due(self) -> float | None:
-        """Time at which `flush` must be called next; None: after the next refusal."""
+        """Time at which `flush` must be called next; None: not before the next refusal."""
         return self._ends if self._more else None
 
     def note(self, peer: str, why: object) -> None:

@@ -1,4 +1,4 @@
-"""Roles of the ends of a connection, as the handshake names them."""
+"""Roles of the two peers of a connection, as the handshake names them."""
 
 import enum
 
@@ -13,4 +13,4 @@ class Role(enum.IntEnum):
 NO_MANAGER: dict[int, str] = {
     Role.STORAGE: "is the address of a storage node; the manager's is needed: `manager` in cluster.toml"
 }
-"""Message for a server that is neither a manager nor a metadata service, by its role."""
+"""Error message if the server is neither a manager nor a metadata service, by the server's role."""

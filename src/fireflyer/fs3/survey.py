@@ -28,9 +28,10 @@ GROW_WAIT_S = 60.0
 
 
 class Found:
-    """Name and the result of `os.lstat` for it.
+    """File or directory of a tree: its name and its `os.lstat` result.
 
     Attributes:
+        above: the directory that contains it; None: the top of the walk.
         name: name in the directory `above`; the whole path if `above` is None.
     """
 
@@ -156,7 +157,7 @@ def check(client: Client, top: str, advance: Callable[[int], None]) -> Checked:
 
 
 class NodeState(msgspec.Struct):
-    """State of a storage node. Its reports are zero or empty before its first heartbeat."""
+    """State of a storage node. Fields from heartbeats are zero or empty before the first heartbeat."""
 
     node: int
     name: str
@@ -166,7 +167,7 @@ class NodeState(msgspec.Struct):
     free_targets: int
     """Targets in no chain."""
     heard_s: float | None
-    """Seconds since its last heartbeat; None: this primary has received none."""
+    """Seconds since its last heartbeat; None: the current primary manager has received none."""
     version: str = ""
     """Version of its software."""
     metrics: str = ""
@@ -206,7 +207,8 @@ class TargetState(msgspec.Struct):
 class ChainState(msgspec.Struct):
     """State of a chain. A chain serves while one of its targets serves; it is whole if all do.
 
-    Its state is "unheard" until each target that the records call SERVING has sent a heartbeat.
+    The state of a chain is "unheard" until every target that is SERVING in the manager's records
+    has been reported by a heartbeat.
     """
 
     chain: int
@@ -326,7 +328,7 @@ def _chain_state(chain: Chain, nodes: dict[int, Node], status: Status) -> ChainS
 
 
 UNHEARD = "unheard"
-"""State of a target that the records call SERVING, until its node's next heartbeat."""
+"""State of a target that is SERVING in the manager's records, until its node's next heartbeat."""
 
 
 LITTLE_SPACE = 0.05
@@ -408,7 +410,7 @@ class Grown(msgspec.Struct):
 def grow(place: Place, wait_s: float = GROW_WAIT_S) -> Grown:
     """Makes new chains of all free targets, with as many replicas as existing chains.
 
-    New files use the new chains once all of these serve; existing files are not moved.
+    New files use the new chains once all new chains serve; existing files are not moved.
 
     Raises:
         ConfigError: too few nodes have free targets, or a node with free targets does not answer.

@@ -12,7 +12,7 @@
     ├── token                   bearer token, mode 0600
     ├── server.log              output of a background server
     ├── dashboard.html          link to the dashboard, made by `fireflyer dashboard --open`
-    └── tasks/<id>/             output/, <attempt>/<rank>.log and, of a profile, <attempt>/haiprof/
+    └── tasks/<id>/             output/, <attempt>/<rank>.log, <attempt>/haiprof/ (if profiled)
 
 The locks are open-file-description locks: the kernel drops them with the process, and a query for
 the holder does not take the lock. `server.json` is trusted only while `server.lock` is held, so a

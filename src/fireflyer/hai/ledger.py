@@ -32,10 +32,10 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 IDLE = "idle"
-"""Time of nodes that no task holds; only a cluster's account has it."""
+"""Time of nodes that no task holds; a cause in the cluster's account only."""
 
 MOMENT_US = 1_000_000
-"""Minimum wait, while enough nodes are free, that counts as fragmentation."""
+"""Minimum wait in microseconds, while enough nodes are free, that counts as fragmentation."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -458,8 +458,8 @@ class _Load:
         self._times = sorted(time for time, change in changes.items() if change)
         self._held: list[int] = []
         self._runs: dict[int, tuple[list[int], list[Cause]]] = {}
-        """Cached runs by number of nodes (or GPUs): thousands of tasks wait for only a few
-        different numbers."""
+        """Cached results of `_runs_of`, by number of nodes (or GPUs): thousands of tasks wait for
+        only a few different numbers."""
         held = 0
         for time in self._times:
             held += changes[time]
@@ -477,8 +477,9 @@ class _Load:
         return result
 
     def _split(self, begin: int, end: int, wanted: int) -> list[Segment]:
-        """Splits one wait. Its first and last piece may be parts of a piece between two changes; the
-        pieces in the middle come from the runs."""
+        """Splits one wait. A piece is the time between two consecutive changes of the held number.
+        The first and the last result may cover only part of a piece; the results between them are
+        runs of pieces."""
         times = self._times
         low, high = bisect_right(times, begin), bisect_left(times, end)
         if low >= high:

@@ -132,7 +132,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Effect of one input on one task. Empty notes: nothing changed."""
+    """Effect of one input on one task. No notes and no actions: nothing changed."""
 
     task: Task
     notes: tuple[Note, ...] = ()
@@ -333,8 +333,8 @@ def _gang_ended(task: Task, event: GangEnded, verdict: Verdict) -> Step:
 
 
 def _charge(task: Task, verdict: Verdict) -> Task | str:
-    """Returns the task charged for a fault, or, if it cannot continue, text to append to the
-    reason."""
+    """Returns the task with one more restart charged to the budget of the fault's cause. If the
+    task must not restart, returns text to append to the reason."""
     if verdict.stop:
         return f"; {verdict.stop}"
     task = _replace(task, avoid=task.avoid | verdict.avoid)

@@ -2,8 +2,8 @@
 
 An event is `nanoseconds since the start of the session << 17 | code`. The code holds, from the
 lowest bit: 1 bit begin, 4 bits phase, 4 bits thread, 8 bits label. A label is the number of an
-optimizer, module, function or callback; its name is sent once, apart from the events. All larger
-numbers share the highest number. The time has 47 bits, 39 hours.
+optimizer, module, function or callback; its name is sent once, apart from the events. Threads and
+labels beyond the highest number share that number. The time has 47 bits, 39 hours.
 """
 
 from array import array

@@ -2,7 +2,7 @@
 
 The profiler listens on a Unix socket in a folder that only the user can enter. The socket's name
 contains the process id of the target, so the agent finds it without configuration. Both sides check
-that the other process has the same user.
+that the other process has the same user; the agent also accepts root.
 """
 
 import os
@@ -17,7 +17,7 @@ VERSION = 2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """Profiler to agent, first."""
+    """First message from profiler to agent."""
 
     version: int = VERSION
     seconds: float
@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Agent to profiler, first."""
+    """First message from agent to profiler; sent again when torch is loaded."""
 
     version: int = VERSION
     pid: int
@@ -75,7 +75,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True, tag="operators"):
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True, tag="bye"):
-    """Agent to profiler, last message: all hooks are removed."""
+    """Last message from agent to profiler: all hooks are removed."""
 
     failure: str = ""
 

@@ -135,7 +135,7 @@ class PhaseAccountant:
             if event.phase == UPDATE:
                 self._last = OPTIMIZER
             return
-        if (event.phase, event.label) not in self._open:  # it began before the session
+        if (event.phase, event.label) not in self._open:  # the phase began before the session
             if phase == FRAMEWORK:
                 self._pending_in_loop = self._pending
             return
@@ -143,7 +143,7 @@ class PhaseAccountant:
             self._settle(phase)
             self._last = phase
         while self._open.pop() != (event.phase, event.label):
-            pass  # phases inside it that ended with an exception
+            pass  # phases inside this phase that ended with an exception
         if event.phase == UPDATE and all(kind != UPDATE for kind, _ in self._open):
             yield from self._update_ended(event.label)
 

@@ -40,8 +40,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
     recorder: str
     at_ns: int
     values: dict[str, float]
-    """Gauges and counters by name; a name that ends in `_total` is a counter with an unknown
-    start."""
+    """Gauges and counters by name; a name that ends in `_total` is a counter. Only the difference
+    of two samples of a counter has a meaning."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -148,7 +148,8 @@ class RankProfile:
 
 
 def summary(steps: Sequence[Row]) -> dict[str, object]:
-    """Returns `steps`, `step_s`, `covered` (1 - other / step) and `phases` (seconds a step).
+    """Returns `steps`, `step_s`, `covered` (1 - other / step), and the dicts `phases` and `between`
+    (seconds per step).
 
     `covered` is None without steps.
     """

@@ -2,8 +2,8 @@
 
 A rank is a process of the trace. Its tracks: steps, phases, samples of each thread, operators,
 collectives, counters. Ranks of one machine share its monotonic clock. Ranks of several machines are
-aligned by the wall clocks, only as exactly as these agree; `otherData.clocks` names the clocks in
-use.
+aligned by the machines' wall clocks, so the alignment is only as exact as these clocks;
+`otherData.clocks` names the clocks in use.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,12 @@ from fireflyer.haiprof.records import RankProfile
 STEPS, PHASES, COLLECTIVES, SAMPLES, OPERATORS = 1, 2, 3, 10, 1000
 
 MOST_GAP = 3
-"""Gap in sampling intervals that ends a slice between two samples of the same stack."""
+"""Two samples of the same stack are in one slice if the gap between them is at most this number of
+sampling intervals."""
 
 
 def trace(profiles: Sequence[RankProfile]) -> bytes:
-    """Returns the trace as JSON. Times are microseconds since the first record's session began."""
+    """Returns the trace as JSON. Times are microseconds since the start of the earliest session."""
     if not profiles:
         return b'{"traceEvents":[]}'
     hosts = {p.header.host for p in profiles}
@@ -78,8 +79,8 @@ def _rank(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
 
 
 def _stacks(profile: RankProfile, zero: int) -> Iterator[dict[str, Any]]:
-    """Yields nested slices: a slice lasts while consecutive samples have its function at its
-    depth."""
+    """Yields nested slices: a slice lasts while consecutive samples have the same functions down to
+    its depth."""
     period = int(1e9 / profile.header.rate_hz) if profile.header.rate_hz else 10_000_000
     threads: dict[str, list[tuple[int, int, int]]] = {}
     for part in profile.stack_samples:

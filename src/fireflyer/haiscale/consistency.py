@@ -106,7 +106,7 @@ def digest_of(lines: Sequence[str]) -> bytes:
 def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
     """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
     root = dist.get_global_rank(group, 0)
-    with torch.no_grad():  # not detached: an alias in an operation looks as if the script held it
+    with torch.no_grad():  # no detach(): the alias would look like one of the script's
         works = [dist.broadcast(one, src=root, group=group, async_op=True) for one in tensors]
     for work in works:
         assert work is not None
@@ -126,9 +126,9 @@ class BufferCopy:
         priority: priority of the reduction; see `hfreduce.allreduce`.
 
     Attributes:
-        due: True if the next forward copies, because the previous one ran with gradients and
-            synchronises them. torch's wrapper has the same rule, so a forward is collective in the
-            same cases.
+        due: True if the next forward copies, because the previous forward ran with gradients and
+            its backward reduces them. torch's wrapper has the same rule, so a forward is collective
+            in the same cases.
     """
 
     def __init__(self, module: nn.Module, group: ProcessGroup, priority: int) -> None:
@@ -142,7 +142,7 @@ class BufferCopy:
         """Copies the buffers if a copy is due. Collective in that case.
 
         Args:
-            synchronise: True if a backward of this forward reduces its gradients.
+            synchronise: True if the backward of this forward reduces gradients.
         """
         due, self.due = self.due, synchronise and torch.is_grad_enabled()
         buffers = list(self._module.buffers()) if due else []
@@ -183,7 +183,8 @@ class BufferCopy:
 
 
 def bytes_of(tensor: torch.Tensor | np.ndarray[Any, Any]) -> torch.Tensor:
-    """Returns dense CPU memory as uint8 [bytes], or a copy if the tensor is otherwise."""
+    """Returns the tensor's memory as a flat uint8 tensor; a copy if the tensor is not dense CPU
+    memory."""
     if isinstance(tensor, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
     return tensor.resolve_conj().resolve_neg().contiguous().cpu().view(-1).view(torch.uint8)

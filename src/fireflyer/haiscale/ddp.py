@@ -65,9 +65,9 @@ class DistributedDataParallel(Wrapper):
             is True (see docs/guide/haiscale.md). Parameters that `optimizer` does not hold keep
             their averages for other optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
-            None means their own dtype.
-        bucket_bytes: approximate size of the portions in which gradients are reduced; default: 2 MiB.
-            torch's `bucket_cap_mb` (MiB) sets it, too.
+            None means the gradients' own dtype.
+        bucket_bytes: approximate size in bytes of the buckets in which gradients are reduced;
+            default: 2 MiB. torch's `bucket_cap_mb` (MiB) sets it, too.
         broadcast_buffers: copy the first rank's buffers to all ranks before a forward, in training
             and in evaluation, if the previous forward ran with gradients (see docs/guide/haiscale.md).
         static_graph: every backward reaches the same parameters, so ranks need not exchange them.
@@ -358,7 +358,7 @@ class Replica:
         self._model.reducer.abandon()
         known = self._model._trained
         self._model._wrap()
-        self._model._trained = known  # repeats a change that some ranks have not adopted yet
+        self._model._trained = known  # the next forward repeats a change that some ranks lack
 
     def _drop_gradients(self) -> None:
         for parameter in self._model.module.parameters():

@@ -97,8 +97,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
 
     With `optimizer` (deferred), `backward` and `self.optimizer.step()` return before the gradients
     have arrived. The next use of a unit's shards (the gather for the next forward, `state_dict`,
-    `print`) waits for them and steps them with the settings at the time of `step()`. A read of
-    `.grad` before `step()` waits; after `step()` gradients are None.
+    `print`) waits for the gradients and steps the shards with the settings at the time of `step()`.
+    A read of `.grad` before `step()` waits; after `step()` gradients are None.
 
     Args:
         module: module with parameters of floating types, on the CPU or the meta device; changed in
@@ -109,14 +109,15 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
             `torch.distributed.fsdp.wrap` or a set of module classes. The rest is one unit. None:
             one unit.
         reshard_after_forward: True: gather parameters again for backward (ZeRO-3), except those of
-            the outermost unit. False: keep them (ZeRO-2). A number: keep them in that many parts.
+            the outermost unit. False: keep them (ZeRO-2). A number: keep them sharded in that
+            number of parts.
         mesh: (shard,) or (replicate, shard) instead of `process_group` (see `hybrid_mesh`), or a
             function that makes it (`mesh=hybrid_mesh`), which a joining rank does not call.
         backward_prefetch: in backward, gather the next unit before (BACKWARD_PRE) or after
             (BACKWARD_POST) the present unit's gradients are computed, or only in its turn (None).
         forward_prefetch: number of units to gather ahead of their turn in forward; True means one.
         mixed_precision: `param_dtype` is the type of gathered parameters and of computation. A
-            lower `reduce_dtype` is the type of gradients between hosts; their sums have the
+            narrower `reduce_dtype` is the type of gradients between hosts; their sums have the
             parameters' type.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8"; overrides `reduce_dtype`.
         gather_dtype: type to which parameters are rounded in all-gathers; computation uses the
@@ -352,7 +353,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
         group.
 
         Returns:
-            True if this rank's shards are good. In deferred mode, updates may have been in flight.
+            True if this rank's shards can be used. In deferred mode they may be mixed, because
+            updates may have been in flight.
         """
         return self._discard(None)
 
@@ -381,10 +383,12 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
 
         Args:
             process_group: working group of backend "hfreduce", reformed if ranks were lost; None
-                means the default group. Other code may use it, too.
+                means the default group. Other code may use the group, too.
             shards: number of ranks of a host that share a copy; other ranks replicate it. Default:
-                as many as before if each host has a multiple of it, else one copy over all ranks.
-            steps: number of steps that this rank has done; None if its values are not good.
+                the previous number if it divides the number of ranks of each host, else one copy
+                over all ranks.
+            steps: number of steps that this rank has done; None if this rank's values cannot be
+                used.
             optimizers: optimizers that the script made on the sharded parameters, the same on all
                 ranks.
             values: False: move no values. Parameters are NaN and optimizers have no state until
@@ -486,12 +490,13 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     def summon_full_params(
         self: nn.Module, module: nn.Module | None = None, *, writeback: bool = True
     ) -> Iterator[None]:
-        """Makes all sharded modules show whole parameters inside. Collective; no forward inside.
+        """Makes all sharded modules show whole parameters within the context. Collective. No
+        forward may run within the context.
 
         `FullyShardedDataParallel.summon_full_params(module)` does the same for any module.
 
         Args:
-            module: a FullyShardedDataParallel, or a module with such parts. Default: this one.
+            module: a FullyShardedDataParallel, or a module with such parts. Default: this module.
             writeback: keep values that were written to the parameters; each rank keeps its part.
         """
         with contextlib.ExitStack() as stack:

@@ -74,8 +74,8 @@ class HaiScaleStrategy(DDPStrategy):  # type: ignore[misc]  # untyped here
     def reduce(
         self, tensor: Any, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean"
     ) -> Any:
-        """Reduces in place. HFReduce rejects means of integers, so they are truncated as in
-        gloo."""
+        """Reduces in place. A mean of integers is their sum, divided by the number of ranks and
+        truncated."""
         if not isinstance(tensor, Tensor) or tensor.is_floating_point() or reduce_op != "mean":
             return super().reduce(tensor, group, reduce_op)
         total = super().reduce(tensor, group, "sum")

@@ -60,8 +60,8 @@ class DataLayout:
             group.abort()
 
     def give_up(self, kept: ProcessGroup, ended: bool) -> None:
-        """Destroys the layout's own groups; if `ended`, all that `end` has ended. Not
-        collective."""
+        """Destroys the layout's own groups; if `ended` is True, also the other groups that `end`
+        has ended. Not collective."""
         for group in self._groups(kept):
             if ended or group in self.made:
                 dist.destroy_process_group(group)
@@ -73,7 +73,7 @@ class DataLayout:
 
     @property
     def shards(self) -> int:
-        """Number of parts into which everything is cut."""
+        """Number of parts into which each parameter is cut."""
         return self.mesh.size(self.mesh.ndim - 1)
 
     @property
@@ -151,7 +151,8 @@ def hybrid_mesh(group: ProcessGroup | None = None) -> DeviceMesh:
 
 
 def lay_out(mesh: DeviceMesh | None, group: ProcessGroup | None) -> DataLayout:
-    """Makes the groups for a mesh of one or two dimensions, or for a group alone. Collective.
+    """Makes the groups for a mesh of one or two dimensions, or for `group` if `mesh` is None.
+    Collective.
 
     Raises:
         ConfigError: both are given, the mesh has another number of dimensions, or the backend is

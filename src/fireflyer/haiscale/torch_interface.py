@@ -19,11 +19,11 @@ class TorchArgument(NamedTuple):
     instead: str
 
 
-_ANY = TorchArgument((), "")
+_ANY = TorchArgument((), "")  # without advice, every value is accepted and ignored
 
 DDP_ARGUMENTS = {
     "doors": _ANY,  # the old name of members_file
-    "device_ids": _ANY,  # the parameters' device counts; several devices are rejected below
+    "device_ids": _ANY,  # the parameters' device is used; several devices are rejected below
     "output_device": _ANY,
     "dim": TorchArgument((0,), "the caller divides batches"),
     "init_sync": TorchArgument((True,), "all ranks start with the first rank's values"),

@@ -43,13 +43,11 @@ def check_module(module: nn.Module, wrapper: str) -> None:
 
 
 def _sharded(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the name of each sharded part, and how the sharding shows."""
+    """Yields the name of each sharded part, and its kind: the tensor's type, or "fully_shard"."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     yield from ((name, type(t).__name__) for name, t in tensors if isinstance(t, DTensor))
-    for (
-        name,
-        part,
-    ) in module.named_modules():  # gathered modules show plain parameters at the moment
+    # While the parameters of a sharded module are gathered, they are not DTensors.
+    for name, part in module.named_modules():
         if hasattr(part, "_get_fsdp_state"):
             yield name or "the module", "fully_shard"
 

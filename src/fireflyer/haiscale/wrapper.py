@@ -1,4 +1,4 @@
-"""Base of the data-parallel wrappers: names of state, forwards, elastic steps, leaving together."""
+"""Base of the data-parallel wrappers: names in states, forward, elastic steps, suspend votes."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ class ElasticOptions:
     members_file: str | os.PathLike[str] | None
 
     def check(self, optimizer: object) -> None:
-        """Raises ConfigError if an argument lacks another."""
+        """Raises ConfigError if an argument is given without another argument that it needs."""
         if self.elastic and optimizer is None:
             raise ConfigError("elastic=True needs the optimizer: optimizer=...")
         if not self.elastic and (self.redivide is not None or self.members_file is not None):
@@ -48,7 +48,7 @@ class ElasticOptions:
 
 
 class Wrapper(nn.Module):
-    """Module around `module`; its state has the names of `module`."""
+    """Wrapper around `module`. Its state has the names that `module` has without the wrapper."""
 
     module: nn.Module
     require_backward_grad_sync: bool
@@ -62,7 +62,7 @@ class Wrapper(nn.Module):
         return self.module(*args, **kwargs)
 
     def _before_forward(self, compiles: bool) -> None:
-        """Prepares a forward; `compiles` is True if the callee is compiled or runs compiled."""
+        """Prepares a forward; `compiles` is True if torch.compile is active during the forward."""
         raise NotImplementedError
 
     @property
@@ -78,16 +78,16 @@ class Wrapper(nn.Module):
 
     @property
     def suspending(self) -> bool:
-        """True if a rank was asked to leave: save and leave. Equal on all ranks between two
-        backwards.
+        """True if a rank was asked to leave, so that all ranks should save and leave. Equal on all
+        ranks between two backwards.
 
-        In deferred mode, an answer sent with one backward counts from the next backward on. False
-        without `should_suspend`, and while elastic ranks are about to reform the group.
+        In deferred mode, a vote that is sent with one backward counts from the next backward on.
+        False without `should_suspend`, and while elastic ranks are about to reform the group.
         """
         return self._leaving.suspending and (self._elastic is None or self._elastic.whole)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Returns the state of `module`, under its own names."""
+        """Returns the state of `module`, under the names that `module` has without the wrapper."""
         if args or kwargs.get("destination") is not None:  # an enclosing module collects states
             around: dict[str, Any] = super().state_dict(*args, **kwargs)
             return around

@@ -87,7 +87,7 @@ def quota(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -
 
 
 def may_spin(infos: Sequence[HasCores]) -> bool:
-    """Returns True if each rank of a machine has a core to itself; the same on all its ranks.
+    """Returns True if each rank of a machine has a core to itself; equal on all ranks of the machine.
 
     Args:
         infos: infos of all ranks on the machine, in order of rank; `spin` of the first overrides

@@ -1,4 +1,4 @@
-"""Control segment of a host's team, placed on NUMA nodes as the paper's rules require."""
+"""Shared control segment of a host's ranks, placed on NUMA nodes as the paper's rules require."""
 
 import fcntl
 import functools
@@ -40,7 +40,7 @@ def create_control(members: int, address: str) -> int:
 
 
 def interface_with(address: str) -> str:
-    """Returns FIREFLYER_IFNAME, else this namespace's interface with the address, else ""."""
+    """Returns FIREFLYER_IFNAME, else the network interface that has `address`, else ""."""
     if name := os.environ.get("FIREFLYER_IFNAME"):
         return name
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

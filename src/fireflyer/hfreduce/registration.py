@@ -57,8 +57,8 @@ def _rendezvous(options: Any, default: bool) -> Any:
         places.forget()
     store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
     try:
-        # torch numbers groups, so only numbers can mean different groups. The store of a newcomer
-        # to the default group has no room for the check.
+        # torch names a group by a number or by a hash of its members. Only a number can stand for
+        # different groups on different ranks.
         if default or not members or not str(options.group_id).isdigit():
             return ProcessGroupHFReduce(store, rank, size, options.timeout)
         job = PrefixStore(f"life {_life}", default_store())

@@ -7,14 +7,15 @@
 
     [[rules]]
     kind = "allreduce"     # or "broadcast", "reduce"
-    hosts = 4              # minimum
-    bytes = 65536          # maximum; omitted: any number
+    hosts = 4              # minimum number of hosts of a group
+    bytes = 65536          # maximum size of a call; omitted: any size
     algorithm = "direct"   # see ALGORITHMS
-    lanes = 1              # maximum; 0 or omitted: as many as the smallest host has ranks
+    lanes = 1              # maximum; lane k consists of the k-th rank of each host; 0 or omitted:
+                           # as many as the smallest host has ranks
 
 The first rule that applies counts. If none applies, the engine's own rules decide. Rank 0 of the
-group reads the file named by FIREFLYER_HFREDUCE_TABLE, and its info carries the rules to the other
-ranks.
+group reads the file named by FIREFLYER_HFREDUCE_TABLE, and its `RankInfo` carries the rules to the
+other ranks.
 """
 
 import json
@@ -77,7 +78,7 @@ def load(path: str) -> Table:
     """Reads the table in a file.
 
     Raises:
-        ConfigError: the file cannot be read or is no such table; the error names file and line.
+        ConfigError: the file cannot be read or is not a valid table; the error names file and line.
     """
     try:
         text = Path(path).read_text()
@@ -155,7 +156,7 @@ def publish(info: RankInfo) -> RankInfo:
 def spread(infos: Sequence[RankInfo]) -> list[RankInfo]:
     """Returns the infos with rank 0's rules in all of them.
 
-    So any rank can pass the rules on when the group is formed anew.
+    Thus any rank can pass the rules on when the group is formed anew.
     """
     return [msgspec.structs.replace(info, rules=infos[0].rules) for info in infos]
 

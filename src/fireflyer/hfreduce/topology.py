@@ -78,8 +78,8 @@ class Topology:
 
         Links connect all pairs of a host. Further links lead from host h to the hosts h + 1, h + 2,
         h + 4, ... around the circle of hosts. There, a rank's link leads to the rank with the same
-        index, modulo that host's size. So news reach every rank in at most log2(hosts) + 1 steps,
-        and several deaths do not partition the graph.
+        index, modulo that host's size. So the news of a death reaches every rank in at most
+        log2(hosts) + 1 steps, and several deaths do not partition the graph.
         """
         links: set[tuple[int, int]] = set()
         count = len(self.hosts)
@@ -110,7 +110,8 @@ def host_key(boot: str) -> str:
 def interface_address(master: str) -> str:
     """Returns the IPv4 address at which peers reach this process.
 
-    This is the address of FIREFLYER_IFNAME, or else of the route to `master`.
+    This is the address of the interface FIREFLYER_IFNAME, or else of the interface on the route to
+    `master`.
 
     Raises:
         CollectiveError: the interface is unknown or has no IPv4 address.

@@ -45,15 +45,15 @@ def allreduce(
         op: a `torch.distributed.ReduceOp`.
         group: process group of backend "hfreduce"; None means the default group.
         shared: leave `tensor` unchanged and return the result instead. The result is stored once
-            per host and all ranks of the host read it: the call moves (n+1)S bytes instead of 2nS.
-            The result must not be written.
+            per host and all ranks of the host read it: with n ranks on a host and a tensor of S
+            bytes, the call moves (n+1)S bytes instead of 2nS. The result must not be written.
         wire: format of sums between hosts: "bf16", "fp16", "int8", "fp32" (unrounded), or a `Wire`.
             Default: the group's `wire`, else the tensor's dtype.
         priority: order among queued asynchronous operations: higher values run first. The value
             must be the same on all ranks. If it is not 0, `cancel()` of the Work can cancel the
             operation while it is queued.
         label: caller-defined number that identifies the reduced data. Ranks that pass different
-            labels fail, as with different sizes, before any byte is added.
+            labels fail, as with different sizes, before any data is reduced.
         async_op: return a Work immediately instead of waiting.
 
     Returns:
@@ -64,8 +64,8 @@ def allreduce(
         RankFailed: a rank died or did not join within the timeout.
         CollectiveError: the ranks make different calls, or the group is broken.
         ConfigError: the group has another backend.
-        ValueError: `priority` is not a 32-bit integer, or `label` is not an integer of 64 bits from
-            0 on.
+        ValueError: `priority` is not a signed 32-bit integer, or `label` is not an unsigned 64-bit
+            integer.
     """
     pg = _checked(group, priority, label, "allreduce")
     codec = Wire(wire) if isinstance(wire, str) else wire
@@ -94,8 +94,8 @@ def reduce_scatter(
 
     Args:
         output: receives this rank's piece of the result.
-        source: as many equal pieces as ranks; not modified. Both tensors are zero-copy if `empty`
-            allocated them.
+        source: one piece for each rank, all of equal size; not modified. Both tensors are zero-copy
+            if `empty` allocated them.
         op, group, wire, priority, label, async_op: as for `allreduce`. A `Wire` with error feedback
             belongs to one size of `source`.
 

@@ -20,7 +20,7 @@ _KINDS = {"tcp": native.Transport.TCP, "ucx": native.Transport.UCX}
 
 
 def publish(info: RankInfo) -> RankInfo:
-    """Returns a founding rank's info with its chosen transport, which `agree` checks."""
+    """Returns the info of a rank of a new group, with the transport that the rank chose."""
     chosen = os.environ.get(VARIABLE) or "tcp"
     return msgspec.structs.replace(info, transport=chosen, lack=_lack(chosen))
 

@@ -12,7 +12,7 @@ from fireflyer.errors import FireflyerError, KvError, NoSpace
 from fireflyer.kv.core.writer import Batch
 
 _MOST_QUEUED = 64 << 20
-"""Maximum bytes of queued batches without a waiting caller; further callers wait."""
+"""Bytes of queued batches beyond which `submit` blocks."""
 _MOST_GROUP = 32 << 20
 
 

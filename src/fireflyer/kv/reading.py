@@ -44,7 +44,7 @@ def bounds(start: bytes, end: bytes | None, prefix: bytes) -> tuple[bytes, bytes
 
 
 class Readable:
-    """Lookups and scans in the state of a core. Thread-safe."""
+    """Lookups and scans in the state of a core, that is, a `Writer` or `Reader`. Thread-safe."""
 
     def __init__(self, storage: Storage, core: Writer | Reader) -> None:
         self._storage = storage
@@ -119,7 +119,7 @@ class Readable:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[View]:
-        """Yields a view of the current state, whose tables a writer keeps meanwhile."""
+        """Yields a view of the current state. A `Store` keeps the view's tables meanwhile."""
         yield self._core.view.copy()
 
     def changes(self, after: int = 0, *, wait: float | None = 0.0) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""Executor of the core's protocol steps: performs their operations on a storage."""
+"""Executor of the protocol steps of `kv.core`: performs their operations on a storage."""
 
 import threading
 import time

@@ -29,7 +29,7 @@ def main(
         typer.Option("--clean", help="Remove the namespaces of labs whose processes have died."),
     ] = False,
 ) -> None:
-    """Run a command on every host of a lab; RANK is the number of the host, WORLD_SIZE that of all hosts.
+    """Run a command on every host of a lab; RANK is the host's number, WORLD_SIZE the number of hosts.
 
     Exits with the worst status of the commands.
     """

@@ -1,4 +1,4 @@
-"""Hosts of a lab on one machine."""
+"""Lab: hosts on one machine, joined by a virtual switch. A host is a network namespace."""
 
 import itertools
 import json
@@ -64,7 +64,7 @@ class Host:
         return self._counters()[0]
 
     def enter(self) -> None:
-        """Moves the calling thread into the host; for a child process right after its fork."""
+        """Moves the calling thread into the host. Meant for a child process right after its fork."""
         namespaces.enter(self._isolated("be entered"))
 
     def call(self, function: Callable[[], T]) -> T:
@@ -120,8 +120,8 @@ class Lab:
         Args:
             hosts: number of hosts, 1 to 250.
             rate: rate of each link, e.g. "1gbit"; None leaves the links unshaped.
-            queue_ms: queue at each end of a shaped link, as the time to send it; excess packets are
-                dropped.
+            queue_ms: length of the queue at each end of a shaped link, in ms that sending it takes;
+                excess packets are dropped.
             fallback: if namespaces cannot be created, use 127.0.x.y addresses: no shaping, no
                 counters, no links to cut.
 
@@ -380,7 +380,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def remove_stale() -> list[str]:
-    """Kills the processes in labs of dead owners, removes the labs, returns the namespaces.
+    """Kills the processes in labs of dead owners, removes the labs, and returns their namespaces.
 
     Raises:
         LabError: without root or iproute2.

@@ -61,7 +61,7 @@ def why_not() -> str | None:
 
 
 def tool(*argv: str, lines: Iterable[str] = ()) -> str:
-    """Runs ip or tc, with `lines` as its batch; returns its output.
+    """Runs ip or tc, with `lines` on its standard input; returns its output.
 
     Raises:
         LabError: the tool failed; the error has the tool's message.

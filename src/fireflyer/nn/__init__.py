@@ -1,4 +1,7 @@
-"""Operators that keep a bit or a recipe for backward where torch keeps a tensor; low-bit training.
+"""Operators that keep less memory for backward than torch's, and low-bit training.
+
+Where torch keeps a tensor, these operators keep one bit per element, or a recipe: a function that
+computes the tensor again.
 
 `to_hfai` replaces torch's modules in a model, and `set_replace_torch` replaces functions of
 torch.nn.functional. `saved` counts the bytes that a forward keeps. `functional` has the operators,

@@ -38,7 +38,7 @@ class _Activation(torch.autograd.Function):
 
 
 class _Selection(torch.autograd.Function):
-    """Gradient of an activation; it is linear in `g`, so it is its own gradient."""
+    """Gradient of an activation. It is linear in `g`, so its gradient is the same function."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, bits: Tensor, leaking: bool, slope: float) -> Tensor:
@@ -72,7 +72,7 @@ def _activated(kind: int, x: Tensor, slope: float, inplace: bool) -> Tensor:
 
 
 def _packs(name: str, x: Tensor, inplace: bool, strict: bool) -> bool:
-    """Returns True if bits are worth keeping: a gradient will be requested, and kernels exist."""
+    """Returns True if our kernels must run: they exist, and a gradient may be requested later."""
     if is_transformed() or not (torch.is_grad_enabled() and x.requires_grad):
         return False
     if inplace and (x.is_leaf or not fills(x)):
@@ -81,7 +81,7 @@ def _packs(name: str, x: Tensor, inplace: bool, strict: bool) -> bool:
 
 
 def relu(input: Tensor, inplace: bool = False, *, strict: bool = False) -> Tensor:
-    """Returns max(x, 0); keeps one bit per element. Shapes, dtypes and bits equal torch's.
+    """Returns max(x, 0); keeps one bit per element. The result is bit-identical to torch's.
 
     Raises:
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
@@ -108,7 +108,7 @@ def leaky_relu(
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout; it is linear in `x`, so it is its own gradient. Keeps only numbers."""
+    """Dropout. It is linear in `x`, so its gradient is the same function. Keeps no tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seed: int, p: float, inplace: bool) -> Tensor:

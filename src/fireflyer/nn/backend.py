@@ -45,8 +45,8 @@ def taken(operator: str, tensor: Tensor) -> Any:
 
 
 def agreeing(operator: str, tensor: Tensor) -> ModuleType | None:
-    """Returns the same as `kernels`, but None if the native kernels' bits differ from this
-    torch's."""
+    """Returns the same as `kernels`, but None if native kernels give other bits than the installed
+    torch."""
     module = kernels(operator, tensor)
     return module if module is not None and module.agrees() else None
 
@@ -104,6 +104,6 @@ def laid_out_as(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def bits_for(tensor: Tensor) -> Tensor:
-    """Returns uninitialized bits, one per element, in whole words."""
+    """Returns uninitialized bits, one per element, padded to whole 64-bit words."""
     size = (tensor.numel() + 63) // 64 * 8
     return torch.empty(size, dtype=torch.uint8, device=tensor.device)

@@ -41,10 +41,10 @@ def _swiglu(a: Tensor, b: Tensor) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Returns silu(gate) * up for inputs of equal shapes and dtypes; keeps only the two inputs.
 
-    For inputs with different layouts or with gaps, torch's operators run.
+    For inputs with different layouts or with gaps in memory, torch's operators run.
 
     Raises:
-        RuntimeError: raised by a second backward through the gradient.
+        RuntimeError: raised in backward if a second derivative is requested.
     """
     if is_transformed() or gate.shape != up.shape or gate.dtype != up.dtype or not gate.numel():
         return torch_silu(gate) * up

@@ -1,8 +1,8 @@
 """Cross-entropy fused with the linear layer before it: only a block of rows has logits at a time.
 
 Gradients are computed together with the loss, while the block is in the cache, so backward needs no
-products. Backward keeps the gradients of the input and of the weight, which are as large as these,
-and no logits.
+matrix products. The forward keeps the gradients of the input, the weight and the bias for backward,
+each as large as its tensor, but no logits.
 """
 
 from typing import Any
@@ -125,8 +125,11 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Returns the cross-entropy of `linear(input, linear_weight, linear_bias)` and class indices.
 
-    The loss has the bits of torch's two operators. So has the input's gradient if the loss's
-    gradient is 1 or another power of 2. The weight's gradient is a sum over blocks of rows.
+    The loss has the same bits as with torch's two operators. So has the input's gradient if the
+    gradient of the loss is 1 or another power of 2. The weight's gradient is a sum over blocks of
+    rows, so its bits may differ.
+
+    For class weights, label smoothing, other shapes and `reduction="none"`, torch's operators run.
 
     Args:
         input: (rows, features) or (features,).
@@ -134,12 +137,9 @@ def linear_cross_entropy(
         target: (rows,) int64.
         ignore_index: target of rows without a loss; default -100.
 
-        For class weights, label smoothing, other shapes and `reduction="none"`, torch's operators
-        run.
-
     Raises:
-        ConfigError: `strict` is set, and the call is torch's own.
-        RuntimeError: from a second backward through the gradient.
+        ConfigError: `strict` is set, and torch's operators would run.
+        RuntimeError: raised in backward if a second derivative is requested.
     """
     whole = input.dim() == 2 and linear_weight.dim() == 2 and target.dim() == 1 and target.numel()
     ours = whole and weight is None and label_smoothing == 0 and reduction in ("mean", "sum")

@@ -16,7 +16,7 @@ class Saved:
     Attributes:
         bytes: all bytes, without the model's parameters and buffers.
         modules: bytes by the name of the innermost module that first kept them; the root's name is
-        "".
+            "".
     """
 
     bytes: int

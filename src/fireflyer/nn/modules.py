@@ -46,7 +46,10 @@ class Recomputed(nn.Module):
 
 
 class RecomputedNorm(nn.Module):
-    """Mixin of composed norms: only the input is kept, and backward runs the forward again."""
+    """Mixin of norms that consist of several torch operators.
+
+    Only the input is kept, and backward runs the forward again.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         function, parameters = super().forward, tuple(self.parameters(False))
@@ -60,10 +63,10 @@ class RecomputedNorm(nn.Module):
 class CastingRmsNorm(RecomputedNorm):
     """Mixin of Llama's norm, which computes in float32: weight * (h * rsqrt(mean(h^2) + eps)).
 
-    A float32 input is not copied there. So its gradient has two summands, which autograd adds one
-    after the other to the input's other gradients. `rms_norm` does the same, whereas a repeated
-    forward would first add the two to each other. Other inputs are cast, and their gradient is one
-    summand.
+    That norm uses a float32 input twice without a copy, so the input's gradient has two summands.
+    Autograd adds them one after the other to the input's other gradients. `rms_norm` does the same.
+    A repeated forward would first add the two summands to each other, so its bits would differ. An
+    input of another dtype is cast, and its gradient has one summand.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -177,7 +180,7 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
 
 class Linear(Keeping, nn.Linear):
-    """Linear layer; if it is marked, operators that take its output compute the output again."""
+    """Linear layer; with `fireflyer_again`, operators that take its output compute it again."""
 
     fireflyer_again = False
 

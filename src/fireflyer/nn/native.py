@@ -25,8 +25,10 @@ MOST_WIDTH = None
 
 
 def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> None:
-    """Writes activation `kind` of dense `x` to `y`, of the same layout; writes the gradient's
-    bits."""
+    """Writes activation `kind` of dense `x` to `y`, of the same layout.
+
+    Sets in `bits` the bit of each element through which the gradient passes.
+    """
     _native.forward(
         kind, TYPES[x.dtype], x.data_ptr(), y.data_ptr(), bits.data_ptr(), x.numel(), slope,
         torch.get_num_threads(),
@@ -72,8 +74,7 @@ def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(x: Tensor) -> int:
-    """Returns the number of elements in two of torch's vectors, which its loops process at a
-    time."""
+    """Returns the number of elements in two SIMD vectors, which torch's loops process at a time."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return (128 if wide else 64) // x.dtype.itemsize
 
@@ -81,7 +82,7 @@ def _unit(x: Tensor) -> int:
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor, eps: float
 ) -> Tensor:
-    """Writes x + residual to `h` and the norm of `h` to `y`; returns the factor of each row.
+    """Writes x + residual to `h` and the norm of `h` to `y`; returns the scale of each row.
 
     Without `residual`, `h` is not written. All tensors are contiguous.
     """
@@ -99,11 +100,13 @@ def rms_norm_backward(
     h: Tensor, weight: Tensor | None, scales: Tensor, g: Tensor, gh: Tensor | None,
     weighed: bool, in_two: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Returns the gradients of h, of its second summand if `in_two`, and of the weight if
-    `weighed`.
+    """Returns the gradient of h, its second summand, and the gradient of the weight.
 
-    `gh` is the gradient that h receives from other operators. Types that are not cast need two
-    summands.
+    Args:
+        gh: gradient that h receives from other operators.
+        weighed: False: the gradient of the weight is None.
+        in_two: return the gradient of h as two summands if the norm does not cast its input.
+            Otherwise the second summand is None.
     """
     width, dh = h.shape[-1], torch.empty_like(h)
     apart = torch.empty_like(h) if in_two and scales.dtype == h.dtype else None
@@ -121,9 +124,10 @@ def _addresses(*tensors: Tensor | None) -> list[int]:
 
 @functools.cache
 def agrees() -> bool:
-    """Returns True if kernels that follow torch's sums and exponential give this torch's bits.
+    """Returns True if `rms_norm` and `swiglu` give the bits of the installed torch.
 
-    The kernels follow torch 2 on x86-64 with AVX2 or AVX-512. Elsewhere torch's own operators run.
+    The kernels repeat the order of sums, and the exponential, of torch 2 on x86-64 with AVX2 or
+    AVX-512. Elsewhere torch's own operators run.
     """
     generator = torch.Generator().manual_seed(0)
     x, b = torch.randn(2, 5, 1003, generator=generator, device="cpu").unbind()
@@ -171,7 +175,7 @@ def encode_places(pooling: Pooling, indices: Tensor, bits: int) -> Tensor:
 
 
 def decode_places(pooling: Pooling, codes: Tensor, indices: Tensor) -> None:
-    """Writes the int64 positions in the planes that were passed to `encode_places`."""
+    """Writes to `indices` the int64 positions in the input's planes that were encoded."""
     _native.decode_places(
         pooling, codes.data_ptr(), codes.shape[0], indices.data_ptr(), torch.get_num_threads()
     )

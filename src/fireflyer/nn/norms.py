@@ -19,8 +19,8 @@ _SPLIT_ROW = 32768
 class _RmsNorm(torch.autograd.Function):
     """RMS norm of h = x + residual, returned with h; if `residual` is None, the norm of x alone.
 
-    `same` is x once more. So autograd adds both summands of the gradient, one after the other, to
-    the other gradients of x, as for torch's norm.
+    `same` is x once more, as a second input, so the gradient of x has two summands. Autograd adds
+    them one after the other to the other gradients of x, as for torch's norm.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ def _rms_norm_into(
     h: Tensor,
     y: Tensor,
 ) -> Tensor:
-    """Writes x + residual to h, and the norm of h to y; returns the factor of each row."""
+    """Writes x + residual to h, and the norm of h to y; returns the scale of each row."""
     inner = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     least = torch.finfo(inner).eps if eps is None else eps
     weight = None if weight is None else weight.contiguous()
@@ -84,7 +84,7 @@ def rms_norm(
 
     Raises:
         ConfigError: `strict` is set, and there is no kernel for the input's dtype or device.
-        RuntimeError: raised by a second backward through the gradient.
+        RuntimeError: raised in backward if a second derivative is requested.
     """
     if not _fits("rms_norm", input, normalized_shape, weight, strict):
         return torch_rms_norm(input, list(normalized_shape), weight, eps)
@@ -99,7 +99,7 @@ def add_rms_norm(
     """Returns h = input + residual, of equal shapes and dtypes, and the norm of h; keeps only h.
 
     Raises:
-        RuntimeError: raised by a second backward through the gradient.
+        RuntimeError: raised in backward if a second derivative is requested.
     """
     same = input.shape == residual.shape and input.dtype == residual.dtype
     shape = input.shape[-1:]

@@ -1,6 +1,6 @@
 """torch's own operators with outputs that carry recipes: norms, GELU, SiLU, linear, convolutions.
 
-Forward and backward are torch's; only the tensors kept differ.
+Forward and backward are torch's; only the tensors kept differ. See `recipe`.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Returns torch's SiLU; operators that take the result compute it again, unless it is in
-    place."""
+    """Returns torch's SiLU; operators that take the result compute it again unless `inplace`."""
     if is_transformed() or inplace:
         return torch_silu(input, inplace)
     return _with_recipe(keep(torch_silu, input), input, torch_silu)
@@ -66,9 +65,10 @@ def _with_recipe(result: Tensor, input: Tensor, again: TensorFunction) -> Tensor
 
 
 def lowered(input: Tensor) -> Tensor:
-    """Returns an input in the dtype of autocast; if the input has a recipe, so has the result.
+    """Casts an input that has a recipe to autocast's dtype; the result has a recipe, too.
 
-    Autocast would make the same copy inside the operator, where it would be kept for backward.
+    Returns other inputs unchanged. Without this function, autocast would make the same copy inside
+    the operator, and the copy would be kept for backward.
     """
     recipe = None if is_transformed() else recipe_of(input)
     if recipe is None or not torch.is_autocast_enabled(input.device.type):
@@ -118,7 +118,7 @@ def run_again(function: TensorFunction, x: Tensor, parameters: tuple[Tensor, ...
 
     Args:
         function: deterministic function; may use `parameters`, but no other tensors that require
-        gradients.
+            gradients.
     """
     if is_transformed() or not torch.is_grad_enabled():
         return function(x)

@@ -61,7 +61,7 @@ def max_pool2d(
 
     Raises:
         ConfigError: `strict` is set, and there is no kernel for the dtype or the device.
-        RuntimeError: raised by a second backward through the gradient.
+        RuntimeError: raised in backward if a second derivative is requested.
     """
 
     def theirs() -> Any:

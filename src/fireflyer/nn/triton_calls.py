@@ -47,8 +47,10 @@ def _blocks(x: Tensor) -> int:
 
 
 def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> None:
-    """Writes activation `kind` of dense `x` to `y`, of the same layout; writes the gradient's
-    bits."""
+    """Writes activation `kind` of dense `x` to `y`, of the same layout.
+
+    Sets in `bits` the bit of each element through which the gradient passes.
+    """
     _launch(kernels.activate, _blocks(x), x, x, y, bits, x.numel(), slope, KIND=kind, BLOCK=_BLOCK)
 
 
@@ -92,7 +94,7 @@ def swiglu_backward(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def rms_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, h: Tensor, y: Tensor, eps: float
 ) -> Tensor:
-    """Writes x + residual to `h` and the norm of `h` to `y`; returns the factor of each row."""
+    """Writes x + residual to `h` and the norm of `h` to `y`; returns the scale of each row."""
     width = x.shape[-1]
     rows = x.numel() // width
     scales = x.new_empty(rows, dtype=torch.float32)
@@ -112,7 +114,7 @@ def rms_norm_backward(
     h: Tensor, weight: Tensor | None, scales: Tensor, g: Tensor, gh: Tensor | None,
     weighed: bool, _in_two: bool,
 ) -> tuple[Tensor, None, Tensor | None]:  # fmt: skip
-    """Returns the gradients of h, as one summand, and of the weight if `weighed`."""
+    """Returns the gradient of h, None, and the gradient of the weight (None unless `weighed`)."""
     width, dh = h.shape[-1], torch.empty_like(h)
     rows = h.numel() // width
     programs = min(rows, _PROGRAMS)
@@ -130,7 +132,8 @@ def cross_entropy(
 ) -> None:
     """Writes each row's log-probability of its target to `picked`.
 
-    If `gradient`, the logits are overwritten with `share` times their gradient, 0 in ignored rows.
+    If `gradient`, the logits are overwritten with `share` times the gradient of that value with
+    respect to them; with 0 in ignored rows.
     """
     rows, classes = logits.shape
     _launch(

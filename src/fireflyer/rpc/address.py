@@ -40,8 +40,8 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """True if only processes of this machine can reach the address (host names: only
-        localhost).
+        """True if only processes of this machine can reach the address; False for host names other
+        than localhost.
         """
         if self.path or self.host == "localhost":
             return True

@@ -31,6 +31,7 @@ from fireflyer.rpc.servers import Servers
 
 T = TypeVar("T")
 READ = 1 << 18
+"""Maximum bytes of one read from the socket."""
 IDLE_S = 1.0
 """Minimum seconds without a call after which the connection's own thread reads."""
 

@@ -18,7 +18,7 @@ class Exchange:
     """State of one connection: requests that it sent, answers and pushes that it received.
 
     Attributes:
-        received: number of received frames; tells a silent connection from a slow answer.
+        received: number of received frames; distinguishes a silent connection from a slow answer.
     """
 
     def __init__(self, pushes: Mapping[str, Push]) -> None:
@@ -44,7 +44,7 @@ class Exchange:
         """Returns the callbacks for the received bytes, in order.
 
         Raises:
-            ProtocolMismatch: a frame is no reply.
+            ProtocolMismatch: a frame is neither an answer to a known request nor a push.
         """
         calls: list[Callable[[], None]] = []
         for payload in self._frames.feed(data):

@@ -82,7 +82,7 @@ class Handshake:
         return answer
 
     def refusal(self) -> bytes:
-        """Returns the last bytes to send: a server answers a hello of this protocol."""
+        """Returns the bytes to send before the connection closes; b"" unless a server got a hello."""
         if self._side == "client" or not self._peer_hello:
             return b""
         if self.peer_version >> 8 != self._version >> 8:

@@ -10,6 +10,7 @@ from fireflyer.log import get_logger
 
 T = TypeVar("T")
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Errors of a system or process that has no descriptors or memory left."""
 EVERY_S = 10.0
 """Seconds between log lines about connections that cannot be accepted."""
 

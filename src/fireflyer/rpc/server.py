@@ -36,13 +36,16 @@ class Limits:
     handshake_s: float = 5.0
     """Timeout of a handshake, in seconds."""
     requests: int = 1024
-    """Maximum number of requests in flight on a connection; the server stops reading at it."""
+    """Maximum number of requests in flight on a connection; at this number the server stops reading
+    the connection."""
     unsent_bytes: int = 64 << 20
-    """Maximum bytes of unread pushes; the server closes the connection of a slower client."""
+    """Maximum number of bytes that wait to be sent to a client; beyond it the server closes the
+    connection."""
     threads: int = 8
     """Threads for blocking handlers."""
     lane_threads: int = 2
-    """Threads for each lane of a batch handler: one can wait for a disk while the other works."""
+    """Threads for each lane (queue) of a batch handler: one can wait for a disk while the other
+    works."""
 
 
 @dataclass(slots=True)
@@ -118,9 +121,10 @@ class Server:
     ) -> None:
         """Answers `method` in batches: `handler(bodies)` returns a result or an error per body.
 
-        The handler runs in a thread. A batch holds all requests of a lane that arrived while the
-        previous batch of that lane was handled. If the handler raises anything but a
-        FireflyerError, it is called again with each body alone.
+        `lane(body)` returns the key of the queue (lane) that the request joins. The handler runs in
+        a thread. A batch holds all requests of a lane that arrived while the previous batch of that
+        lane was handled. If the handler raises anything but a FireflyerError, it is called again
+        with each body alone.
         """
         self._methods[method] = _Method(handler, body, "many", lane)
 

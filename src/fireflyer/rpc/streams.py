@@ -1,6 +1,6 @@
 """Frames on asyncio streams.
 
-Separate from `frames`, which processes without asyncio (10 MB) import.
+Separate from `frames`, because processes that must not load asyncio (10 MB) import `frames`.
 """
 
 import asyncio

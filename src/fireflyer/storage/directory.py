@@ -121,7 +121,7 @@ class DirectoryStorage:
             self._write_new(temporary, chunks)
             os.replace(temporary, path)
             self._sync_directory(path.parent)
-        except FireflyerError:  # raised by `chunks`; some are OSErrors
+        except FireflyerError:  # raised by `chunks`; some of its classes are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error

@@ -35,7 +35,7 @@ _counter = itertools.count()
 class Storage(Protocol):
     """Byte storage for checkpoints and datasets.
 
-    Every call raises StorageError (NoSpace if the store is full), naming the file.
+    A call that fails raises StorageError (NoSpace if the store is full), whose text names the file.
     """
 
     def size(self, name: str) -> int | None:
@@ -111,7 +111,7 @@ class Storage(Protocol):
         ...
 
     def delete(self, name: str) -> None:
-        """Removes a file or an empty directory; ignores a missing or non-empty directory."""
+        """Removes a file or an empty directory; ignores a missing name and a non-empty directory."""
         ...
 
 

@@ -240,7 +240,7 @@ class FsspecStorage:
                 for chunk in chunks:
                     file.write(chunk)
             self._fs.mv(temporary, path)
-        except FireflyerError:  # raised by `chunks`; some are OSErrors
+        except FireflyerError:  # raised by `chunks`; some of its classes are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error

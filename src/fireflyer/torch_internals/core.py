@@ -1,4 +1,7 @@
-"""Private names of torch's tensors, autograd, dispatcher, compiler and modules."""
+"""Private names of torch's tensors, autograd, dispatcher, compiler and modules.
+
+"Instead" is the plan for an entry that torch removes.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -61,7 +64,7 @@ queue_callback = Variable._execution_engine.queue_callback
 Instead: hooks on the loss's `grad_fn` and a count of the parameters that it reaches."""
 
 current_graph_task_id = _C._current_graph_task_id
-"""Returns the number of the running backward, -1 outside; sees a backward that failed half way.
+"""Returns the number of the running backward, -1 outside; shows that a backward failed half way.
 
 Instead: a flag that `queue_callback` resets."""
 
@@ -71,7 +74,7 @@ preserve_versions = torch.autograd._unsafe_preserve_version_counter
 Instead: write through `buffer.data`, which has a version of its own."""
 
 saved_tensor_hooks = _C._autograd._top_saved_tensors_default_hooks
-"""Returns the innermost hooks of saved tensors: activation checkpointing must see whole tensors.
+"""Returns the innermost hooks of saved tensors; activation checkpointing must get tensors, no recipes.
 
 Instead: attach no recipes while any `saved_tensors_hooks` is open."""
 
@@ -82,7 +85,7 @@ profiler_enabled = _C._autograd._profiler_enabled
 def is_transformed() -> bool:
     """Returns True in traces, functorch and forward-mode AD.
 
-    Instead of functorch's stack and the level: attach recipes inside an `autograd.Function` alone.
+    Instead of the two private values: attach recipes only inside an `autograd.Function`.
     """
     return (
         torch.compiler.is_compiling()

@@ -1,4 +1,7 @@
-"""Private names of `torch.distributed`: process groups and their stores."""
+"""Private names of `torch.distributed`: process groups and their stores.
+
+"Instead" is the plan for an entry that torch removes.
+"""
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as bindings
@@ -6,7 +9,7 @@ from torch._C import _distributed_c10d as bindings
 c10d = dist.distributed_c10d
 
 ErrorType = bindings.ErrorType
-"""Type of the result of `ProcessGroup.get_error`. Instead: its module's public place, if it moves."""
+"""Type of the result of `ProcessGroup.get_error`. Instead: the public name that torch gives it."""
 
 AllgatherOptions = bindings.AllgatherOptions
 """Options of an all-gather, which torch passes to a process group. Instead: as for `ErrorType`."""

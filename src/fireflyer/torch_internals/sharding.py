@@ -1,7 +1,7 @@
 """Private names of `torch.distributed.fsdp`, of its hooks in modules, and of its DTensors.
 
-The replacement of most of them is one piece of work: flatten, gather and scatter parameters in
-`haiscale.sharding` itself, instead of through `fully_shard`.
+"Instead" is the plan for an entry that torch removes. For most entries the plan is the same:
+`haiscale.sharding` itself flattens, gathers and scatters parameters, instead of `fully_shard`.
 """
 
 from typing import Any

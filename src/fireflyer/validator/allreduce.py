@@ -1,6 +1,6 @@
 """Allreduce over shared memory between processes of this node, with a known answer.
 
-This module runs in a process of its own: see `gpu.py`.
+This module imports torch, so only the process of this check imports the module; see `gpu.py`.
 """
 
 import os

@@ -125,8 +125,8 @@ def judge_fleet(found: Mapping[str, Measurements]) -> list[CheckJudgement]:
     """Judges each check over all nodes.
 
     If a check has several rounds, a node is defective only if the rounds confirm it: all
-    measurements together name it, and so do at least CONFIRMED rounds alone. A stall of the machine
-    affects a node in one round only.
+    measurements together name it, and so do at least CONFIRMED rounds, each judged alone. A stall
+    of the machine affects a node in one round only.
     """
     return [_judged(check, of_check) for check, of_check in found.items()]
 

@@ -1,9 +1,10 @@
 """Judgement of one check over a fleet: the nodes that are worse than the others. Pure.
 
-A node's measurements are compared with a criterion by the one-sided area between the two empirical
-distribution functions: only measurements worse than the criterion count. The idea comes from
-SuperBench (USENIX ATC 2024). The thresholds are learnt from the fleet's own scatter, because a
-fixed similarity of 0.95 misses most nodes that lost 5 % of their speed (docs/guide/validator.md).
+The criterion is the distribution of a typical node's measurements. A node is compared with it by
+the one-sided area between the two empirical distribution functions: only measurements worse than
+the criterion count. The idea comes from SuperBench (USENIX ATC 2024). The thresholds are learnt
+from the fleet's own scatter, because a fixed similarity of 0.95 misses most nodes that lost 5 % of
+their speed (docs/guide/validator.md).
 """
 
 import math
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from fireflyer.validator.model import Better
 
 Part = Literal["body", "tail"]
-"""Part of the measurements that decides. body: most measurements are worse; tail: only some are
-worse, as with an intermittent fault."""
+"""Part of a node's measurements that decides its judgement. If most measurements of a bad node are
+worse, the body decides. If only some are worse, as with an intermittent fault, the tail decides."""
 
 Array = NDArray[np.float64]
 
@@ -29,14 +30,14 @@ MOST_LEVELS = 200
 """Maximum number of quantiles that represent a node's measurements."""
 
 FALSE_ALARM = 5e-4
-"""Probability that a healthy node's body names it, if the scatter is normal."""
+"""Probability that a healthy node is named for its body, if the scatter is normally distributed."""
 
 TAIL = 1.5
 """Ratio of the tail's threshold to the body's: extreme measurements scatter more."""
 
 TRIMMED = 10
-"""The body leaves out 1 / TRIMMED of the measurements at each end: extremes say little of the
-level."""
+"""The body leaves out 1 / TRIMMED of the measurements at each end, because extremes say little
+about the typical measurement."""
 
 TRIM_FROM = 5
 """Number of measurements from which the body is trimmed."""
@@ -57,13 +58,13 @@ ROUNDS = 20
 """Maximum number of refinements of the criterion."""
 
 MAD = 1.4826
-"""Standard deviation of a normal distribution per median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 
 FIXED = 0.05
-"""Loss against the fleet's median from which the fixed rule names a node."""
+"""Minimum loss against the fleet's median for which the fixed rule names a node."""
 
 Z_LIMIT = 3.0
-"""Robust z-score from which the z-score rule names a node."""
+"""Minimum robust z-score for which the z-score rule names a node."""
 
 
 class NodeJudgement(msgspec.Struct, frozen=True, kw_only=True):

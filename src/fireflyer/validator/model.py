@@ -51,7 +51,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     disk: bool = False
     """True if the check measures the disk of `Settings.directory`; other checks need no disk."""
     duration_s: float
-    """Usual duration of this check in a quick validation."""
+    """Usual duration of this check in a quick validation, in seconds."""
     function: str
     """ "package.module:name" of a function that takes Settings and yields a Measured for each
     figure. The function raises NotRun if it cannot run."""

@@ -30,6 +30,8 @@ MOST_BYTES = 1 << 36
 """Maximum size of one transfer; a listener closes the connection on larger ones."""
 
 FIRST_BYTES = 1 << 20
+"""Size of the transfers from which `Link.bytes_for` estimates the speed."""
+
 LEAST_SECRET = 16
 
 _HEAD = struct.Struct(">cQ")

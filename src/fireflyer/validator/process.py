@@ -1,8 +1,8 @@
 """Process of one check: runs the check's function and writes its measurements.
 
 `python -m fireflyer.validator.process` reads a request from stdin and writes one line for each
-figure to descriptor 3. Thus text that a library prints to stdout does no harm. An exception also
-ends in one line. The parent treats every other end as a crash.
+figure to descriptor 3. Thus text that a library prints to stdout does no harm. An expected
+exception is also reported in one line. The parent treats every other end as a crash.
 """
 
 import os

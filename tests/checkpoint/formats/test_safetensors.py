@@ -241,9 +241,9 @@ A = {
     ("nodes", "message"),
     [
         ([ROOT], "does not mention a"),
-        ([ROOT, A | {"shape": [3]}], "describes another a"),
-        ([ROOT, A | {"dtype": "int32"}], "describes another a"),
-        ([ROOT, A, A | {"path": ["b"]}], "describes another b"),
+        ([ROOT, A | {"shape": [3]}], "lists the tensor a, which"),
+        ([ROOT, A | {"dtype": "int32"}], "lists the tensor a, which"),
+        ([ROOT, A, A | {"path": ["b"]}], "lists the tensor b, which"),
         ([A], "is misplaced"),
         (
             [ROOT, A, {"node": "value", "path": ["b", "c"], "kind": "int", "value": 1}],

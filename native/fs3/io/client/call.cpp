@@ -12,7 +12,8 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kFirstLocal = 16;  // entries of the first local frame: the node looks up the rest meanwhile
+// Entries of the first frame of a local read: few, so that the node looks up the rest while this thread reads.
+constexpr std::size_t kFirstLocal = 16;
 
 // Makes the CRCs of a write's pieces, cut at block boundaries. Makes them only once, so that a retry cannot certify
 // bytes that changed meanwhile.
@@ -98,8 +99,8 @@ void Engine::Call::run() {
   }
 }
 
-// Announces the nodes that many bytes are asked from. A connection that is not made yet may turn out to be local; then
-// this one call asks for more permits than necessary.
+// Announces the nodes from which many bytes are requested. A connection that is not made yet may turn out to be local;
+// then this one call asks for more permits than necessary.
 void Engine::Call::join() {
   for (const Queue& queue : queues_) {
     if (large(queue.charged, queue.link)) joined_.push_back(queue.node);
@@ -234,7 +235,8 @@ void Engine::Call::lose(Queue& queue) {
   queue.link->give_up(done_);
   for (const Request& request : done_) answered(queue, request);
   std::erase_if(ready_, [&queue](const Ready& ready) { return ready.queue == &queue; });
-  if (queue.link->overflown()) engine_.local_ = false;  // for ever: answers as bytes need no descriptors
+  // This process has too many open descriptors. From now on the engine asks for answers with bytes, which need none.
+  if (queue.link->overflown()) engine_.local_ = false;
   queue.link = nullptr;
   lane_.links.erase(queue.node);
   end(queue, Outcome::unreachable);

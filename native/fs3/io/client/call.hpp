@@ -38,7 +38,7 @@ class Engine::Call {
 
   void connect(Queue& queue);
   void end(Queue& queue, Outcome outcome);  // sets the outcome of the pieces that were not sent
-  void join();                              // announces the nodes that many bytes are asked from
+  void join();                              // announces the nodes from which many bytes are requested
   bool issue(Queue& queue);                 // sends one more frame; false: no piece left, or enough frames outstanding
   bool issue_all();                         // sends as many frames as possible; returns whether it sent any
   void push();

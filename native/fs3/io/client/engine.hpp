@@ -8,7 +8,7 @@
 // Invariants
 //   - A call returns when all its pieces have an outcome, at the latest at the deadline (but it waits for a running
 //     Connect). It throws what Connect and Signal throw, except Code::peer_lost and deadline_exceeded, and throws if a
-//     lane cannot be made. Unanswered pieces are `late` then.
+//     lane cannot be made. Pieces without an answer when it returns or throws are `late`.
 //   - At most one write is outstanding per (client, channel). A channel is reused only when the outcome of its last
 //     write is known.
 //   - At most `senders` permits for large transfers (READ answers of more than kHoldFrom bytes) are in use. A permit

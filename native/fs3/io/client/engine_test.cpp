@@ -116,7 +116,7 @@ void wrong_bytes_are_found_reported_and_read_elsewhere() {
   CHECK(scene.nodes[0].reports == 1 && scene.nodes[0].connections == 1);
 }
 
-// Damage that a node may do to an answer; each costs only its own connection.
+// Each kind of damage to an answer costs only the connection on which the answer came.
 void a_broken_answer_loses_its_pieces_and_no_more() {
   const ScriptedNode::Script scripts[] = {
       [](int, const ReceivedFrame&, Bytes) { return false; },  // dies instead of answering
@@ -286,7 +286,8 @@ void a_server_that_comes_back_gets_a_new_connection() {
   Piece write = piece(1, 0, 3, bytes), read = piece(1, 0, 3, back);
   CHECK(scene.engine.write({&write, 1}, soon()) == 0);
   scene.nodes[2].stop();
-  CHECK(scene.engine.read({&read, 1}, soon()) == 0 && back == bytes);  // the engine saw that the old one had ended
+  // The engine sees that the old connection has ended.
+  CHECK(scene.engine.read({&read, 1}, soon()) == 0 && back == bytes);
 }
 
 void few_send_much_at_a_time() {

@@ -18,7 +18,7 @@ namespace ff::fs3::io {
 namespace {
 
 constexpr std::size_t kRounds = 8;        // rounds of ReadPlacement::kAtOnce bytes that one advance receives
-constexpr std::size_t kMostParts = 1024;  // maximum for one sendmsg
+constexpr std::size_t kMostParts = 1024;  // most iovecs of one sendmsg
 
 ReadEntry read_entry(const Piece& piece) {
   ReadEntry entry;
@@ -322,8 +322,8 @@ bool Link::land() {
   return landing_.done();
 }
 
-// Reads a local answer's bytes. Bytes that were read after the extents may have been reused do not count: their pieces
-// are `late`.
+// Reads a local answer's bytes from the files. If more than kLocalTime has passed since the request, the node may have
+// reused the extents meanwhile: then the bytes do not count, and the pieces are `late`.
 bool Link::read_local(std::vector<Request>& answered) {
   if (!local_->take(landing_)) return false;
   local_->read(landing_);

@@ -34,7 +34,7 @@ struct Request {
   using Clock = std::chrono::steady_clock;
   std::uint64_t id = 0;
   FrameKind kind = FrameKind::read;
-  std::vector<Piece*> pieces;  // one chain version each, and a tag for writes
+  std::vector<Piece*> pieces;  // each has a chain version, and for a write a tag
   std::uint64_t bytes = 0;     // sum of the lengths
   bool direct = false;         // set by the caller: the node may send without asking
   bool held = false;           // a large answer waits for `go`

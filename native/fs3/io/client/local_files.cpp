@@ -120,7 +120,7 @@ std::size_t LocalFiles::read_some(int file, std::span<const iovec> parts, std::u
   return got > 0 ? static_cast<std::size_t>(got) : 0;
 }
 
-// Makes the disk read ahead the rest of small pieces, all at once. Large pieces are left to the kernel's own read-ahead:
+// Makes the disk read ahead all remaining small pieces at once. Large pieces are left to the kernel's own read-ahead:
 // it fills large folios, which later reads copy up to twice as fast as the single pages that this advice leaves.
 void LocalFiles::advise(const ReadPlacement& landing) const {
   for (std::size_t n = landing.piece(); n < landing.pieces(); ++n) {

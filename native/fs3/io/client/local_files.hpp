@@ -1,5 +1,5 @@
-// Reads by a client from a node on its own machine. The node names files and places (sharing.hpp). The client reads
-// from the page cache straight into the caller's memory and compares each block with its CRC32C.
+// Reads by a client from a node on its own machine. The node names files and places in them (shared_files.hpp). The
+// client reads from the page cache straight into the caller's memory and compares each block with its CRC32C.
 //
 // Thread contract: one thread at a time. `read` waits for the disk if it must.
 // Invariant: once a frame is taken, the descriptors that came with it are in slots or closed.

@@ -198,7 +198,7 @@ void what_is_against_the_rules_costs_the_connection() {
   }
 }
 
-void who_did_not_ask_takes_no_local_answer() {
+void a_client_that_did_not_ask_rejects_a_local_answer() {
   Scene scene(false);
   scene.node.put({1, 0}, random_bytes(4096, 1));
   scene.node.script([&](int fd, const ReceivedFrame& received, Bytes frame) {
@@ -245,7 +245,7 @@ void wrong_bytes_of_files_are_found_and_reported() {
   CHECK(scene.engine.query_last({&last, 1}, Clock::now() + 60s) == 0 && scene.node.reports == 3);
 }
 
-// Several threads read them; each piece has its own bytes and its own outcome.
+// Several threads read the large pieces of one answer; each piece gets its bytes and its outcome.
 void large_pieces_are_read_side_by_side() {
   constexpr std::uint32_t kPieces = 6, kBad = 3;
   Scene scene;
@@ -340,7 +340,7 @@ int main() {
   using namespace ff::fs3::io;
   pieces_of_many_shapes_are_read_from_files();
   what_is_against_the_rules_costs_the_connection();
-  who_did_not_ask_takes_no_local_answer();
+  a_client_that_did_not_ask_rejects_a_local_answer();
   wrong_bytes_of_files_are_found_and_reported();
   large_pieces_are_read_side_by_side();
   a_process_without_descriptors_gets_bytes();

@@ -37,7 +37,7 @@ struct Piece {
   ChunkId chunk = {};
   std::uint32_t chain = 0;
   std::uint32_t offset = 0;
-  std::uint32_t length = 0;  // of the bytes; TRUNCATE and EXTEND: new length of the chunk, without bytes
+  std::uint32_t length = 0;  // bytes to read or write; TRUNCATE and EXTEND: the chunk's new length, no bytes are sent
   Kind kind = Kind::write;
   Outcome outcome = Outcome::open;
   std::byte* memory = nullptr;      // reads fill it, writes do not change it
@@ -45,12 +45,12 @@ struct Piece {
 
   std::uint32_t asked = kAnyNode;  // node that was asked
   ChainVersion chain_version = 0;  // version of the routing used for the piece
-  Version version = 0;             // from the answer
-  std::uint32_t chunk_length = 0;
-  std::uint32_t crc = 0;     // READ: CRC32C of the `length` bytes in memory, from those of the compared blocks
+  Version version = 0;             // version of the chunk, from the answer
+  std::uint32_t chunk_length = 0;  // from the answer
+  std::uint32_t crc = 0;     // READ: CRC32C of the `length` bytes in memory, combined from the CRCs of checked blocks
   std::uint32_t stride = 0;  // QUERY_LAST: as in QueryEntry; `chunk.index` is the upper bound
-  std::uint32_t found = 0;   // index of the last chunk; `run` counts the chunks in a row, 0: there is none
-  std::uint32_t run = 0;
+  std::uint32_t found = 0;   // QUERY_LAST: index of the last chunk
+  std::uint32_t run = 0;     // QUERY_LAST: number of chunks, `stride` apart, that end at `found`; 0: there is no chunk
 
   std::uint32_t channel = 0;
   std::uint64_t seq = 0;

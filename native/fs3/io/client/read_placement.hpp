@@ -1,5 +1,6 @@
-// Destinations of the bytes of a READ's answer: a whole wanted block goes straight to its place, a partly wanted one
-// through scratch memory. Pure: the socket's owner asks for places, fills them and reports how many bytes came.
+// Destinations of the bytes of a READ's answer. A block that was requested whole goes straight into the caller's
+// memory; a block that was requested in part goes through scratch memory. Pure: the socket's owner asks for places,
+// fills them and reports how many bytes came.
 //
 // Thread contract: one thread at a time.
 // Invariants
@@ -7,8 +8,8 @@
 //     core that copied them; later they would come from a slower cache, or from another core.
 //   - A piece has an outcome once all its bytes have arrived: ok or mismatch, with zeros where the chunk has no bytes;
 //     or the status that the answer gives. All other pieces are `open`.
-//   - `crc` of an ok piece is joined from the CRCs with which its blocks were compared, so no byte of a whole block is
-//     summed twice. Of a partly wanted block, the wanted part is summed again, while it is in scratch memory.
+//   - `crc` of an ok piece is combined from the CRCs with which its blocks were compared, so no byte of a whole block
+//     is summed twice. The requested part of a block in scratch memory is summed again.
 #pragma once
 
 #include <sys/uio.h>
@@ -38,8 +39,9 @@ class ReadPlacement {
   }
   std::size_t piece() const { return at_; }
   std::size_t pieces() const { return pieces_.size(); }
-  std::size_t position() const { return position_ + came_; }  // in the bytes of that piece
+  std::size_t position() const { return position_ + came_; }  // offset of the next byte in that piece's bytes
   std::size_t bytes(std::size_t piece) const { return answers_[piece].length; }
+  // Reports that the next `bytes` bytes are in their places. Compares each block that is now complete with its CRC.
   void landed(std::size_t bytes);
   // Returns a ReadPlacement for each piece, which other threads may fill; this object is then done. REQUIRES: a local
   // answer of which no byte has arrived.
@@ -51,10 +53,11 @@ class ReadPlacement {
     std::size_t bytes;
     std::byte* place;  // null: goes through scratch
   };
-  std::span<const iovec> places(std::size_t end);  // of the pieces before `end`
+  std::span<const iovec> places(std::size_t end);  // the next places, for pieces before `end`
   Block block(std::size_t piece, std::size_t position) const;
   bool fits(const ReadAnswer& answer, const Piece& piece) const;
-  std::uint32_t compare(const std::byte* block, std::size_t size);  // with the next CRC; returns the block's CRC
+  // Compares a block with the next CRC of the table; returns the block's CRC.
+  std::uint32_t compare(const std::byte* block, std::size_t size);
   void keep_part(const std::byte* scratch, std::size_t size);
   void next_piece();  // goes to the next piece that still expects bytes, and completes the pieces before it
   std::byte* scratch(std::size_t ordinal) { return scratch_.data() + ordinal % kParts * kBlock; }

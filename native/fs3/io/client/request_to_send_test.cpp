@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Engine::Clock;
 
-constexpr std::size_t kSize = std::size_t{3} << 20;  // one frame each
+constexpr std::size_t kSize = std::size_t{3} << 20;  // bytes of a piece; each piece is one frame
 
 Clock::time_point soon() { return Clock::now() + 60s; }
 
@@ -70,8 +70,8 @@ void small_reads_go_without() {
   CHECK(scene.engine->read(pieces, soon()) == 0 && scene.engine->statistics().most_senders == 0);
 }
 
-// Counted by the nodes: a transfer begins with `go` and ends with its last byte.
-void no_more_than_so_many_send_at_a_time() {
+// The nodes count the transfers: a transfer begins with `go` and ends with its last byte.
+void at_most_senders_transfers_at_a_time() {
   for (const int senders : {1, 2, 3}) {
     Scene scene(static_cast<unsigned>(senders), 300'000);
     std::atomic<int> sending = 0, wrong = 0;
@@ -135,7 +135,7 @@ void what_is_ready_first_goes_first() {
 }
 
 // A node whose disk is slow takes no permit.
-void who_is_not_ready_keeps_nobody_waiting() {
+void a_node_that_is_not_ready_blocks_no_other_node() {
   Scene scene(1);
   std::atomic<int> others = 0;
   scene.nodes[0].gate([&](int, const ReceivedFrame&) -> std::optional<bool> {
@@ -178,7 +178,7 @@ void a_connection_lost_while_it_waits_gives_its_place_up() {
   });
   scene.nodes[2].gate([&](int, const ReceivedFrame& received) -> std::optional<bool> {
     if (!is_go(received)) {
-      while (!died) std::this_thread::yield();  // queued behind the one that died
+      while (!died) std::this_thread::yield();  // asks for its permit after the node that died
     }
     return {};
   });
@@ -217,7 +217,7 @@ void a_deadline_gives_everything_back() {
   CHECK(scene.engine->read(pieces, Clock::now() + 50ms) == 2);
   CHECK(pieces[0].outcome == Outcome::late && pieces[1].outcome == Outcome::late);
   scene.all_free();
-  auto waiting = scene.pieces({0, 1, 2});  // one was told to go, the rest wait for its permit
+  auto waiting = scene.pieces({0, 1, 2});  // one node got `go`, the others wait for its permit
   CHECK(scene.engine->read(waiting, Clock::now() + 50ms) >= 1);
   scene.all_free();
   gate.unlock();
@@ -288,9 +288,9 @@ int main() {
   using namespace ff::fs3::io;
   few_nodes_are_not_asked_to_hold();
   small_reads_go_without();
-  no_more_than_so_many_send_at_a_time();
+  at_most_senders_transfers_at_a_time();
   what_is_ready_first_goes_first();
-  who_is_not_ready_keeps_nobody_waiting();
+  a_node_that_is_not_ready_blocks_no_other_node();
   a_connection_lost_before_ready_costs_its_pieces_only();
   a_connection_lost_while_it_waits_gives_its_place_up();
   a_connection_lost_after_go_gives_its_place_up();

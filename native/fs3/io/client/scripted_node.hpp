@@ -234,7 +234,7 @@ class ScriptedNode {
       if (entry.kind == Kind::write) {
         chunk.resize(std::max<std::size_t>(chunk.size(), entry.offset + entry.length));
         std::memcpy(chunk.data() + entry.offset, received.payload.data() + from, entry.length);
-        for (std::uint32_t done = 0; done < entry.length;) {  // so that the CRCs match
+        for (std::uint32_t done = 0; done < entry.length;) {  // checks the CRCs, which end at block boundaries
           const auto step = static_cast<std::uint32_t>(
               std::min<std::size_t>(kBlock - (entry.offset + done) % kBlock, entry.length - done));
           std::uint32_t crc;

@@ -1,14 +1,14 @@
 // READs of one connection whose bytes are in memory and that wait for the client's `go` ("request to send").
 //
-//   READ, "hold" -> begin -> the disk's time -> keep, `ready` -> go: take -> answer
+//   READ, "hold" -> begin -> read from the disk -> keep, `ready` -> go: take -> answer
 //
-// A held READ holds extents, as an answer queued on the socket does. Its bytes are in the page cache and in no buffer
-// of the service, so a held READ delays nothing else. If a client does not send `go` within kTime, the extents are
-// released; a later `go` reads them again. If the kernel evicts the pages meanwhile, they are read from the disk while
-// they are sent.
+// A held READ keeps its extents from being reused, as an answer queued on the socket does. Its bytes are in the page
+// cache and in no buffer of the service, so a held READ delays nothing else. If a client does not send `go` within
+// kTime, the extents are released; a later `go` makes the service read the chunks again. If the kernel evicts the pages
+// meanwhile, they are read from the disk while they are sent.
 //
-// A late answer is valid because it names the version that was committed when the READ was decided, between its request
-// and its answer. The same answer could have waited in the socket while the chain changed.
+// An answer after a late `go` is valid, because it names the version that was committed when the service decided the
+// READ. The same answer could also have waited in the socket while the chain changed.
 //
 // Thread contract: all calls from any thread.
 // Invariant: at most kMostFrames READs have begun or are held; after `clear` none is held and none begins.

@@ -27,7 +27,7 @@ void each_is_taken_once_and_only_when_it_is_ready() {
   CHECK(!holding.take(1) && holding.begin(1));
 }
 
-void there_are_only_so_many() {
+void held_reads_are_bounded() {
   HeldReads holding;
   for (std::uint64_t n = 0; n < HeldReads::kMostFrames; ++n) CHECK(holding.begin(n));
   CHECK(!holding.begin(99));
@@ -46,7 +46,7 @@ void what_is_held_too_long_is_to_be_read_again() {
   CHECK(holding.keep(read_of(2)) && !holding.take(2)->readings.empty());
 }
 
-void nothing_is_held_for_who_is_gone() {
+void clear_drops_all_reads() {
   HeldReads holding;
   CHECK(holding.begin(1) && holding.begin(2) && holding.keep(read_of(1)));
   holding.clear();
@@ -57,7 +57,7 @@ void nothing_is_held_for_who_is_gone() {
 
 int main() {
   each_is_taken_once_and_only_when_it_is_ready();
-  there_are_only_so_many();
+  held_reads_are_bounded();
   what_is_held_too_long_is_to_be_read_again();
-  nothing_is_held_for_who_is_gone();
+  clear_drops_all_reads();
 }

@@ -6,9 +6,9 @@
 //
 // Thread contract: all calls from any thread.
 // Invariants
-//   - Nodes with direct answers + granted answers that asked <= `count`.
+//   - The number of nodes with direct answers plus the number of answers with a permit is at most `count`.
 //   - While an answer is queued no node is given another direct answer, so that permits become free.
-//   - Each place in the queue is granted or left, once; the eventfd of a place counts the grants.
+//   - Each queued request is either granted once or leaves the queue; its eventfd counts the grants.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ class Permits {
 
  private:
   struct Node {
-    unsigned asking = 0;  // calls
-    unsigned direct = 0;  // answers
+    unsigned asking = 0;  // calls between `join` and `part`
+    unsigned direct = 0;  // answers between `direct` and `over`
   };
   void take();   // REQUIRES: mutex_, a free permit
   void freed();  // REQUIRES: mutex_. Passes the freed permit to the next in the queue
@@ -52,7 +52,7 @@ class Permits {
   mutable std::mutex mutex_;  // guards the members below
   unsigned used_ = 0, most_ = 0;
   std::unordered_map<std::uint32_t, Node> nodes_;  // nodes of which large transfers are asked
-  std::deque<int> line_;
+  std::deque<int> line_;                           // eventfds of the queued requests, oldest first
 };
 
 }  // namespace ff::fs3::io

@@ -41,7 +41,7 @@ void grants_come_in_the_order_of_asking_and_never_too_many() {
   CHECK(permits.used() == 0 && permits.most() == 2);
 }
 
-void who_leaves_has_what_it_was_given_and_no_more() {
+void leaving_returns_the_unread_grants() {
   Permits permits(1);
   const Wake first, second;
   CHECK(permits.ask(first.fd) && !permits.ask(second.fd) && !permits.ask(second.fd) && !permits.ask(first.fd));
@@ -74,7 +74,7 @@ void few_nodes_send_without_asking() {
 }
 
 // A node that is asked again and again must not starve other nodes.
-void nobody_goes_on_sending_past_who_waits() {
+void no_direct_answer_is_granted_while_an_answer_waits() {
   Permits permits(1);
   const Wake wake;
   const std::array<std::uint32_t, 1> node{5};
@@ -125,8 +125,8 @@ void threads_share_them() {
 
 int main() {
   grants_come_in_the_order_of_asking_and_never_too_many();
-  who_leaves_has_what_it_was_given_and_no_more();
+  leaving_returns_the_unread_grants();
   few_nodes_send_without_asking();
-  nobody_goes_on_sending_past_who_waits();
+  no_direct_answer_is_granted_while_an_answer_waits();
   threads_share_them();
 }

@@ -16,11 +16,11 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::uint64_t kJobs = 0;  // in an event: not a connection
+constexpr std::uint64_t kJobs = 0;  // epoll data of `jobs_ready_`; connection ids start at 1
 
-// Maximum number of bytes that an answering thread sends itself. It leaves larger answers to a worker, because it may
-// hold a target's lock.
-constexpr std::size_t kSelf = std::size_t{64} << 10;
+// Maximum number of waiting bytes that the thread that made an answer sends on its own. It leaves more bytes to a
+// worker, because it may hold a target's lock.
+constexpr std::size_t kMostOwnBytes = std::size_t{64} << 10;
 
 int made(int fd, const char* what) {
   if (fd < 0) throw_errno(what);
@@ -274,7 +274,7 @@ void Service::answer(const Shared& connection, Outgoing outgoing) {
 void Service::push(const Shared& connection) {
   std::lock_guard lock(connection->mutex);
   if (connection->owned || connection->gone) return;
-  const bool much = connection->line.waiting() > kSelf;
+  const bool much = connection->line.waiting() > kMostOwnBytes;
   if (much || !connection->line.flush() || connection->line.broken()) arm(*connection, true);
 }
 
@@ -315,7 +315,7 @@ std::shared_ptr<Target> Service::head_of(std::uint32_t chain) const {
   return head == found->second.end() ? found->second.front() : *head;
 }
 
-// Returns a serving target of the chain; in turn if there are several.
+// Returns a serving target of the chain; successive calls take turns if there are several.
 std::shared_ptr<Target> Service::serving(std::uint32_t chain) {
   std::shared_lock lock(mutex_);
   const auto found = by_chain_.find(chain);

@@ -3,10 +3,10 @@
 //   epoll, one shot -> worker: frames of one connection, in order -> targets -> answers on the same connection
 //
 // Thread contract: all calls from any thread; `stop` is called once, before or by the destructor. No thread takes a
-// second lock while it holds one, except a line's lock under its connection's.
+// second lock while it holds one. The only exception is the lock of a Connection's `line`, under the Connection's lock.
 // Invariants
-//   - One worker at a time serves a connection (`owned`). Other threads queue their bytes on the line, and send them
-//     only if no worker owns the connection.
+//   - One worker at a time serves a connection (`owned`). Other threads queue their bytes in `line`, and send them only
+//     if no worker owns the connection.
 //   - A payload takes memory from the pool of its hop: 0 for clients, n for an update that is n hops from the client. A
 //     hop waits only for memory of later hops, so nodes that are each other's successors cannot deadlock.
 #pragma once
@@ -37,20 +37,20 @@ namespace ff::fs3::io {
 class Peers;
 
 struct ServiceOptions {
-  unsigned workers = 0;  // 0: cores + 4, at most 32
-  std::size_t buffers = std::size_t{256} << 20;
+  unsigned workers = 0;                          // 0: cores + 4, at most 32
+  std::size_t buffers = std::size_t{256} << 20;  // most bytes of payload in flight
 };
 
 struct ServiceStatistics {
   std::uint64_t connections = 0, reads = 0, writes = 0, messages = 0, read_bytes = 0, written_bytes = 0, refused = 0;
   std::uint64_t buffer_bytes = 0, buffer_limit = 0;
   std::uint64_t local_bytes = 0;    // part of read_bytes: clients read these bytes themselves
-  std::uint64_t held = 0;           // local answers that hold extents
+  std::uint64_t held = 0;           // local answers whose extents are kept from reuse
   std::uint64_t ready = 0;          // answers in memory for which `go` has not come yet
   std::uint64_t jobs = 0;           // jobs that wait for a worker
   std::uint64_t mismatched = 0;     // frames whose bytes did not match their CRCs on arrival
   std::uint64_t reported = 0;       // chunks that readers reported as damaged
-  Meter::Reading reading, writing;  // frames, from arrival to answer
+  Meter::Reading reading, writing;  // durations of READ and WRITE frames, from arrival to answer
 };
 
 class Service {
@@ -62,7 +62,7 @@ class Service {
   void stop();
 
   void add(std::shared_ptr<Target> target);         // also starts the target
-  std::shared_ptr<Target> remove(TargetId target);  // after stopping it
+  std::shared_ptr<Target> remove(TargetId target);  // stops and returns the target; null if there is none
   std::shared_ptr<MessageSender> sender();          // for the service's targets
 
   void serve(int fd);  // takes an accepted and authenticated connection
@@ -95,10 +95,12 @@ class Service {
   void work();
   void serve(const Shared& connection);
   void release(const Shared& connection, bool hungry);
-  void arm(Connection& connection, bool hungry);  // REQUIRES: its mutex
+  // Registers for the connection's next epoll event: room to send, and if `hungry` also bytes of the peer. REQUIRES:
+  // the connection's mutex.
+  void arm(Connection& connection, bool hungry);
   void answer(const Shared& connection, Outgoing outgoing);
   void push(const Shared& connection);    // sends what is queued, if no worker owns the connection
-  void later(std::function<void()> job);  // runs it on a worker
+  void later(std::function<void()> job);  // queues the job for a worker
   void run_job();
   std::vector<Shared> all() const;
   void release_old();  // called from time to time
@@ -108,7 +110,7 @@ class Service {
   void finish(const std::shared_ptr<ReadJob>& job);
   bool share(ReadJob& job);  // answers with places in files; false: the answer must be sent as bytes
   static bool much(const ReadJob& job);
-  void fetch(std::shared_ptr<ReadJob> job);  // reads its bytes from the disk, then sends `ready`
+  void fetch(std::shared_ptr<ReadJob> job);  // reads the job's bytes from the disk, then sends `ready`
   void run_fetch(const std::shared_ptr<ReadJob>& job);
   void fetched(ReadJob& job);
   bool go(const Shared& connection, const Head& head);

@@ -1,14 +1,14 @@
 // Local reads of one connection's client: the files given to it, and the extents held for it. The client's side is
-// local.hpp.
+// local_files.hpp.
 //
 //   READ, "local" -> give: descriptors that the client lacks, CRCs, places -> its preads -> `done` of its next frame
 //
-// Thread contract: all calls from any thread. The mutex is held while the line's is taken, and during no other call
-// that locks.
+// Thread contract: all calls from any thread. A thread that holds the mutex takes no other lock than that of the
+// FrameConnection.
 // Invariants
-//   - A named extent is held until the client's `done` counts its answer, until `clear`, or for kLocalTime. A client
-//     rejects bytes that it read more than kLocalTime after its request.
-//   - Answers leave in the order in which slots were given: a slot holds the same file on both sides.
+//   - An extent that an answer names is held until the client's `done` counts the answer, until `clear`, or for
+//     kLocalTime. A client rejects bytes that it read more than kLocalTime after its request.
+//   - Answers leave in the order in which slots were given, so a slot holds the same file on both sides.
 //   - At most kMostFrames answers and kMostBytes (or one answer) are held per connection; further answers are sent as
 //     bytes.
 #pragma once
@@ -42,7 +42,7 @@ class SharedFiles {
   // `targets[n]` has the file of `readings[n]`.
   bool give(std::uint64_t request, std::vector<store::Reading>& readings,
             std::vector<std::shared_ptr<Target>>& targets);
-  bool done(std::uint32_t count);      // `count`: all answers ever read by the client; false: impossible count
+  bool done(std::uint32_t count);      // `count`: answers that the client has read so far; false: impossible count
   void expire(Clock::time_point now);  // releases extents that were held too long
   void forget(const Target& target);   // releases the target's extents, because its store will be closed
   void clear();

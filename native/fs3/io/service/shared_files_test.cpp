@@ -237,7 +237,7 @@ void what_is_held_is_bounded_and_let_go() {
   CHECK(two->store().statistics().held == 0);
 }
 
-// READs waiting for `go` hold extents too: per connection, by request.
+// READs that wait for `go` hold extents, too; HeldReads::forget releases the extents of one target.
 void what_waits_for_go_is_let_go_with_its_target() {
   const Folder folder;
   const auto one = target_in(folder, 1), two = target_in(folder, 2);

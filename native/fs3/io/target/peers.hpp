@@ -3,8 +3,8 @@
 //
 // Thread contract: as MessageSender; the other calls from any thread.
 // Invariants
-//   - Each request is either answered, or `failed` is called once: when its connection breaks, after kTimeout, or at
-//     once if there is no connection.
+//   - Each request is either answered, or `failed` is called once: when its connection breaks, after kTimeout, or after
+//     kPause if there is no connection.
 //   - A message between two targets of this service is a job of the workers and needs no connection.
 #pragma once
 

@@ -13,10 +13,10 @@ namespace {
 
 using replica::Op;
 
-constexpr std::size_t kIncomplete = 0;  // index of the store's state word; not 0 while it is no complete replica
+constexpr std::size_t kIncomplete = 0;  // index of the state word that is not 0 while the store is incomplete
 constexpr auto kFullPause = std::chrono::milliseconds(50);  // backoff of writes that the full log refused
-constexpr std::size_t kAside = std::size_t{256} << 10;      // size from which on another thread writes to the store
-constexpr auto kIdleSync = std::chrono::milliseconds(500);  // latest sync of changes that do not wait for a sync
+constexpr std::size_t kAside = std::size_t{256} << 10;      // another thread writes payloads of at least this size
+constexpr auto kIdleSync = std::chrono::milliseconds(500);  // delay of the sync if no caller waits for the changes
 
 // Returns CRCs of which none matches, for unreadable bytes.
 std::vector<std::uint32_t> wrong_crcs(std::span<const std::byte> bytes) {
@@ -80,7 +80,7 @@ Target::Report Target::report() const {
 
 template <class E>
 void Target::step_locked(const E& event, Work& work) {
-  const std::size_t from = actions_.size();  // the end of a lease is a separate step, before this one
+  const std::size_t from = actions_.size();  // the actions of this step follow
   replica_.step(event, actions_);
   for (std::size_t n = from; n < actions_.size(); ++n) carry_out(actions_[n], work);
   actions_.resize(from);
@@ -159,8 +159,8 @@ std::size_t Target::read(std::span<const Numbered> reads, std::span<store::Readi
   return answered;
 }
 
-// A read done without the lock counts only if the target still serves at that chain version: then every target of the
-// chain has the versions that became visible meanwhile.
+// A read without the lock is valid only if the target still serves at the read's chain version. In that case all
+// targets of the chain have every version that became visible during the read.
 void Target::confirm(std::span<const Numbered> reads, std::span<const std::optional<Served>> served,
                      std::span<store::Reading> readings) {
   Work work;
@@ -396,7 +396,7 @@ void Target::carry_out(const replica::Action& action, Work& work) {
         } else if constexpr (std::is_same_v<T, replica::LocalState>) {
           if (changed_) work.calls.push_back(changed_);
         } else {
-          static_assert(std::is_same_v<T, replica::Unrepairable>);  // readers see it
+          static_assert(std::is_same_v<T, replica::Unrepairable>);  // nothing to do: readers report the damage
         }
       },
       action);
@@ -531,8 +531,8 @@ void Target::answer_read(Asking asking, Served served, Work& work) {
   });
 }
 
-// Reads that version, or a newer one that committed in its own record before the replica learned of it. None: the chunk
-// was removed meanwhile. 0: the committed version, or not_found.
+// Reads `version` (0: the committed version, or not_found), or a newer version that was committed before the replica
+// learned of it. Returns none if the chunk was removed meanwhile.
 std::optional<store::Reading> Target::read_version(const ReadEntry& entry, Version version) {
   const ChunkId chunk{entry.inode, entry.index};
   auto reading = store_.read(chunk, version, entry.offset, entry.length);
@@ -552,7 +552,8 @@ replica::Payload Target::keep(Content content) {
 
 void Target::sync_always() {
   while (sync_once()) {
-    if (store_.snapshot_due()) store_.snapshot();  // also while idle: of a store that was opened with damage
+    // Also while idle, because a store that was opened with damage needs a snapshot at once.
+    if (store_.snapshot_due()) store_.snapshot();
     recheck_damaged();
   }
 }

@@ -7,8 +7,8 @@
 // Thread contract: all calls from any thread. Each callback is called exactly once, from any thread, without the lock.
 // Callbacks pending at `stop` are called with stale_routing. The MessageSender must not call back from within `post`.
 // Invariants
-//   - Actions of one step begin in their order, before those of the next step. Apply is an exception, because no action
-//     that follows from an Apply is requested before its Applied.
+//   - The actions of one step begin in their order, before the actions of the next step. Only an Apply may begin later,
+//     because the replica requests no action that depends on an Apply before its Applied.
 //   - No answer is sent and no read begins after the lease has ended; the lease is checked once for the reads of a
 //     frame.
 #pragma once
@@ -42,7 +42,7 @@ struct Content {
   std::shared_ptr<void> holder;  // owner of `bytes`
   std::span<const std::byte> bytes;
   std::vector<std::uint32_t> crcs;
-  std::uint8_t hop = 0;  // distance from the client to the target that receives it
+  std::uint8_t hop = 0;  // number of hops from the client to the target that receives the bytes
 };
 
 // Sends messages to other targets. Calls the sending target's `failed` once for each request that may stay unanswered.
@@ -67,8 +67,9 @@ class Target : public std::enable_shared_from_this<Target> {
   Target(std::shared_ptr<store::Disk> disk, store::Store store, TargetId target, std::uint32_t chain,
          replica::Incarnation incarnation, std::shared_ptr<MessageSender> sender);
   ~Target();
-  void on_change(std::function<void()> call) { changed_ = std::move(call); }  // before `start`: report() has changed
-  void start();                                                               // starts the syncer
+  // Sets the function to call when report() has changed. REQUIRES: `start` was not called yet.
+  void on_change(std::function<void()> call) { changed_ = std::move(call); }
+  void start();  // starts the syncer
   void stop();
 
   // The target's role in its chain as of its last step; a service with several targets of a chain chooses by it.
@@ -80,18 +81,18 @@ class Target : public std::enable_shared_from_this<Target> {
   store::Store& store() { return store_; }
 
   // Reads entries of a frame, at most kMostEntries, under one lock. Sets readings[number] of each read that is answered
-  // at once, and returns their number. `later` gets the other readings, possibly before this returns. Statuses other
-  // than ok come in a Reading too.
+  // at once, and returns how many were. `later` gets the other readings, possibly before this call returns. A status
+  // other than ok also comes in a Reading.
   std::size_t read(std::span<const Numbered> reads, std::span<store::Reading> readings, const Later& later);
   void write(const WriteEntry& entry, Content content, Wrote wrote);
   void receive(replica::Message message, Content content);
   void failed(replica::Op op);
   void retry(replica::Op op);
   void routing(const replica::Routing& routing);
-  // Extends the lease to `until`; `version` is the chain's at the manager when the lease was granted. Never shortens
-  // it.
+  // Extends the lease to `until`; never shortens the lease. `version`: version of the chain at the manager when it
+  // granted the lease.
   void lease(Clock::time_point until, ChainVersion version);
-  // Finds the committed chunk of an inode with the largest index, up to the one asked for.
+  // Finds the committed chunk of an inode with the largest index up to `entry.upto`.
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
   // Reads a chunk whose bytes may fail their CRCs, and repairs it if they do. While this target serves, it rechecks a
@@ -105,7 +106,7 @@ class Target : public std::enable_shared_from_this<Target> {
     std::uint64_t groups = 0, applied = 0;   // syncs of the log, and writes that they made durable
     std::uint64_t checked = 0, damaged = 0;  // suspected chunks that were read, and those found damaged
     std::uint64_t unrepaired = 0;            // chunks found damaged and not seen whole since
-    Meter::Reading syncing;
+    Meter::Reading syncing;                  // durations of the syncs
   };
   Counts counts() const;
 

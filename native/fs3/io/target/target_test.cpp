@@ -209,7 +209,7 @@ void complete_is_the_last_word_of_a_sync() {
   CHECK(complete > 0 && cut > 0);
 }
 
-// A full log: neither the Drop nor the Conclude that rides along takes effect before its record is durable.
+// While the log is full, a Conclude is not answered: it takes effect only when its record is durable.
 void what_rides_along_waits_for_space() {
   Bench bench;
   bench.chain(1, {{kOther, State::serving, 1}, {kSelf, State::syncing, 1}});
@@ -261,7 +261,7 @@ void questions_find_what_is_committed() {
 }
 
 // No caller waits for a batch that has only COMMITs, but a failed sync is reported all the same.
-void a_store_that_fails_behind_everybodys_back_is_reported() {
+void a_failed_sync_is_reported_although_no_caller_waits() {
   Bench bench;
   const auto update = begin_write(bench, "some bytes");
   bench.disk->fail(0, store::Fault::io);
@@ -307,8 +307,8 @@ void what_cannot_be_read_is_sent_as_damage() {
   CHECK(crcs.size() == 2 && !holds(fetched->second.bytes, 0, std::as_bytes(std::span(crcs))));
 }
 
-// Damage found before the target's turn to sync; no later event reports it again.
-void damage_is_looked_at_again_once_it_serves() {
+// Damage found while the target is WAITING is checked again once the target serves, although no event reports it again.
+void damage_is_checked_again_once_the_target_serves() {
   Bench bench;
   bench.chain(1, {{kSelf, State::serving, 1}});
   CHECK(bench.write(1, std::string(5000, 'x')) == Status::ok);
@@ -338,8 +338,8 @@ int main() {
   complete_is_the_last_word_of_a_sync();
   what_rides_along_waits_for_space();
   questions_find_what_is_committed();
-  a_store_that_fails_behind_everybodys_back_is_reported();
+  a_failed_sync_is_reported_although_no_caller_waits();
   a_target_whose_commit_was_refused_says_nothing_more();
   what_cannot_be_read_is_sent_as_damage();
-  damage_is_looked_at_again_once_it_serves();
+  damage_is_checked_again_once_the_target_serves();
 }

@@ -27,10 +27,10 @@ namespace ff::fs3::io {
 struct Frame {
   Head head;
   std::vector<std::byte> table;
-  Buffer payload;  // head.payload_bytes of it
+  Buffer payload;  // its first head.payload_bytes bytes
 };
 
-// Bytes to send, from memory or from a range of a file. Their holders live until the bytes are sent.
+// Bytes to send, from memory or from a range of a file. The objects in `holds` live until the bytes are sent.
 struct Outgoing {
   struct Piece {
     const std::byte* memory;  // null: from the file
@@ -74,7 +74,7 @@ class FrameConnection {
   std::size_t waiting() const;  // bytes to send
   bool broken() const;
   void shut();  // breaks the connection from this side; the owner's `receive` reports it
-  // Sends as many bytes as the socket accepts, then breaks the line if an Outgoing that holds an object still waits.
+  // Sends as many bytes as the socket accepts, then breaks the connection if an Outgoing with `holds` still waits.
   // Afterwards no object is held that was held before.
   void drop_holders();
   int fd() const { return fd_; }
@@ -105,10 +105,10 @@ class FrameConnection {
 
   mutable std::mutex mutex_;  // guards the members below
   std::deque<Outgoing> out_;
-  std::size_t piece_ = 0, sent_ = 0;  // of out_.front()
-  std::size_t waiting_ = 0;
-  bool sending_ = false;          // a thread sends without the lock and owns the front of out_
-  std::condition_variable idle_;  // signals the end of sending
+  std::size_t piece_ = 0, sent_ = 0;  // next piece of out_.front(), and its bytes that are sent already
+  std::size_t waiting_ = 0;           // unsent bytes of out_
+  bool sending_ = false;              // a thread sends without the lock and owns the front of out_
+  std::condition_variable idle_;      // signals the end of sending
   bool broken_ = false;
 };
 

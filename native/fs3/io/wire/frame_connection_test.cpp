@@ -1,4 +1,4 @@
-// Frames over a socket pair, in steps of any size; answers from memory and files; input that breaks a line.
+// Frames over a socket pair, in steps of any size; answers from memory and files; input that breaks a connection.
 #include "fs3/io/wire/frame_connection.hpp"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ void write_all(int fd, const void* from, std::size_t bytes) {
   }
 }
 
-// A WRITE frame; a FrameConnection does not look at its table.
+// Returns the bytes of a WRITE frame. Its table is random, because a FrameConnection does not parse tables.
 std::vector<std::byte> frame_of(std::mt19937& random, std::size_t payload, std::uint64_t request) {
   Head head;
   head.kind = FrameKind::write;
@@ -204,7 +204,7 @@ void a_peer_that_goes_frees_what_waits() {
 }
 
 // The peer may have all bytes before the sending thread has noted that they are sent.
-void who_took_all_keeps_the_line_when_holders_are_dropped() {
+void a_peer_that_took_all_keeps_the_connection_when_holders_are_dropped() {
   Pool pool(1);
   Pair pair;
   FrameConnection line(pair.ours, [&](const Head&) -> Pool& { return pool; });
@@ -232,7 +232,7 @@ void who_took_all_keeps_the_line_when_holders_are_dropped() {
   }
 }
 
-void who_is_slow_loses_the_line_when_holders_are_dropped() {
+void a_slow_peer_loses_the_connection_when_holders_are_dropped() {
   Pool pool(1);
   Pair pair;
   FrameConnection line(pair.ours, [&](const Head&) -> Pool& { return pool; });
@@ -254,6 +254,6 @@ int main() {
   a_line_without_memory_goes_on_when_there_is_some();
   answers_of_memory_and_files_leave_in_order();
   a_peer_that_goes_frees_what_waits();
-  who_took_all_keeps_the_line_when_holders_are_dropped();
-  who_is_slow_loses_the_line_when_holders_are_dropped();
+  a_peer_that_took_all_keeps_the_connection_when_holders_are_dropped();
+  a_slow_peer_loses_the_connection_when_holders_are_dropped();
 }

@@ -1,7 +1,7 @@
 // A bounded pool of memory for bytes in flight.
 //
-// Thread contract: all calls from any thread. A Buffer belongs to one thread at a time. It may outlive its Pool's
-// users, but not the Pool.
+// Thread contract: all calls from any thread. A Buffer belongs to one thread at a time. A Buffer may outlive the users
+// of its Pool, but not the Pool.
 #pragma once
 
 #include <cstddef>
@@ -37,15 +37,15 @@ class Buffer {
 
 class Pool {
  public:
-  explicit Pool(std::size_t most);
+  explicit Pool(std::size_t most);  // `most`: bound in bytes
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns a buffer for `bytes`; none while the bound would be exceeded. If no buffer is in use, returns a buffer of
-  // any size, so that no caller waits for ever.
+  // Returns a buffer for `bytes`; none while the bound would be exceeded. If no buffer is in use, `bytes` may exceed
+  // the bound, so that no caller waits forever.
   Buffer take(std::size_t bytes);
-  // Calls `retry` once, from any thread, when a buffer has been returned since the failed `take`.
+  // Calls `retry` once: when a buffer is returned, from the returning thread, or at once if no buffer is in use.
   void when_free(std::function<void()> retry);
   std::size_t out() const;  // bytes of the buffers in use
 

@@ -23,9 +23,9 @@ static_assert(std::endian::native == std::endian::little, "frames are structs as
 
 inline constexpr std::uint32_t kMagic = 0x31443346;  // "F3D1"
 inline constexpr std::size_t kMostEntries = 128;
-inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;  // of several entries
+inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;  // bytes of a payload of several entries
 inline constexpr std::size_t kMostTable = std::size_t{1} << 20;
-inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;  // of one entry
+inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;  // CRCs of one entry
 
 enum class FrameKind : std::uint8_t {
   read = 1,
@@ -35,24 +35,25 @@ enum class FrameKind : std::uint8_t {
   message = 5,  // from one replica to another
   query_last = 6,
   query_answer = 7,
-  report = 8,  // from a reader: the bytes of these chunks failed their CRCs. No answer
-  ready = 9,   // for a READ with kHold: its bytes are in memory. Only a head
-  go = 10,     // for the same READ: the bytes may be sent now. Only a head
+  report = 8,  // from a reader: the bytes of these chunks failed their CRCs; has no answer
+  ready = 9,   // for a READ with kHold: its bytes are in memory; the frame is only a head
+  go = 10,     // for the same READ: the bytes may be sent now; the frame is only a head
 };
 
-inline constexpr std::uint8_t kLocal = 0x01;  // in a READ: places suffice; in its answer: places instead of a payload
-inline constexpr std::uint8_t kHold = 0x02;   // in a READ: a large answer is sent only after `ready` and `go`
+// In a READ: the client can read from the node's files. In the answer: places in files instead of a payload.
+inline constexpr std::uint8_t kLocal = 0x01;
+inline constexpr std::uint8_t kHold = 0x02;  // in a READ: a large answer is sent only after `ready` and `go`
 inline constexpr std::size_t kHoldFrom = std::size_t{64} << 10;  // answers with more bytes are large
 inline constexpr std::size_t kLocalSlots = 32;                   // files that a connection's client holds open
-inline constexpr auto kLocalTime = std::chrono::seconds(10);  // minimum time that extents are held for such an answer
+inline constexpr auto kLocalTime = std::chrono::seconds(10);  // minimum time that extents are held for a local answer
 
 struct Head {
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::read;
-  std::uint8_t flags = 0;  // of a message: its hop
-  std::uint16_t count = 0;
+  std::uint8_t flags = 0;   // kLocal, kHold; of a message: its hop
+  std::uint16_t count = 0;  // number of entries
   std::uint32_t table_bytes = 0;
-  std::uint32_t done = 0;  // from a client: local answers on this connection whose bytes it has read
+  std::uint32_t done = 0;  // from a client: number of local answers on this connection whose bytes it has read
   std::uint64_t payload_bytes = 0;
   std::uint64_t request = 0;  // an answer carries the number of its request
 };
@@ -74,7 +75,7 @@ static_assert(sizeof(ReadEntry) == 32);
 struct ReadAnswer {
   Version version = 0;
   std::uint32_t chunk_length = 0;
-  std::uint32_t offset = 0;  // of the first block, in the chunk
+  std::uint32_t offset = 0;  // offset of the first block in the chunk
   std::uint32_t length = 0;  // bytes sent: up to the chunk's end
   std::uint32_t crcs = 0;
   Status status = Status::ok;
@@ -85,7 +86,7 @@ static_assert(sizeof(ReadAnswer) == 32);
 // Location of an entry's bytes in a local answer: one Place per entry, after the CRCs. The descriptors come with the
 // frame's first byte, in the order of the `fresh` places.
 struct Place {
-  std::uint64_t position = 0;  // in the file
+  std::uint64_t position = 0;  // offset in the file
   std::uint16_t slot = 0;      // slot that holds the file
   std::uint8_t fresh = 0;      // 1: the next descriptor is put into the slot first
   std::uint8_t zeros[5] = {};
@@ -103,7 +104,7 @@ struct WriteEntry {
   std::uint32_t chain = 0;
   ChainVersion chain_version = 0;
   std::uint32_t offset = 0;
-  std::uint32_t length = 0;  // of the bytes; TRUNCATE and EXTEND: new length of the chunk, without bytes
+  std::uint32_t length = 0;  // number of bytes; TRUNCATE and EXTEND: the chunk's new length, no bytes are sent
   std::uint32_t crcs = 0;
   Kind kind = Kind::write;
   std::uint8_t zeros[3] = {};
@@ -112,20 +113,20 @@ static_assert(sizeof(WriteEntry) == 56);
 
 struct WriteAnswer {
   Version version = 0;
-  std::uint32_t length = 0;  // of the chunk
+  std::uint32_t length = 0;  // length of the chunk after the write
   Status status = Status::ok;
   std::uint8_t zeros[3] = {};
 };
 static_assert(sizeof(WriteAnswer) == 16);
 
-// Asks for the largest chunk of an inode on a chain, up to an index, and for the number of chunks in the row that ends
-// there.
+// Asks for the chunk of an inode on a chain with the largest index up to `upto`. Also asks for the number of chunks in
+// the row that ends at this chunk: existing chunks whose indexes are `stride` apart.
 struct QueryEntry {
   std::uint64_t inode = 0;
   std::uint32_t chain = 0;
   ChainVersion chain_version = 0;
   std::uint32_t upto = kLastIndex;
-  std::uint32_t stride = 0;  // between the indexes of a row; 0: ignore chunks below
+  std::uint32_t stride = 0;  // 0: the row is one chunk
 };
 static_assert(sizeof(QueryEntry) == 24);
 
@@ -133,7 +134,7 @@ struct QueryAnswer {
   std::uint32_t index = 0;
   std::uint32_t length = 0;
   std::uint32_t run = 0;       // chunks of the row, including this one: 1 to kMostRun
-  Status status = Status::ok;  // not_found: there is none
+  Status status = Status::ok;  // not_found: there is no such chunk
   std::uint8_t zeros[3] = {};
 };
 static_assert(sizeof(QueryAnswer) == 16);

@@ -1,6 +1,6 @@
 // Fuzzer of the input of data connections. Any bytes become valid frames or end the connection, within the memory that
 // the protocol allows. Inputs start as valid frames of every kind.
-// The entry point is libFuzzer's; without it the driver of base/testing/fuzz_driver.hpp mutates valid frames from seeds.
+// The entry point is libFuzzer's. Without libFuzzer, base/testing/fuzz_driver.hpp mutates valid frames from seeds.
 #include <sys/socket.h>
 #include <unistd.h>
 

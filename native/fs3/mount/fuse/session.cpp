@@ -264,7 +264,8 @@ void open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   if (answer.error != 0) return reply_error(req, answer);
   keep(info, answer);
   const Mounted& mount = mounted(req);
-  if (!answer.keep) fuse_lowlevel_notify_inval_inode(mount.session, inode, -1, 0);  // the length that the kernel knows
+  // Drops the attributes that the kernel has cached, because the file's length may have changed.
+  if (!answer.keep) fuse_lowlevel_notify_inval_inode(mount.session, inode, -1, 0);
   if (fuse_reply_open(req, info) == -ENOENT) give_back(mount, inode, info);
 }
 
@@ -354,7 +355,8 @@ void releasedir(fuse_req_t req, fuse_ino_t, fuse_file_info* info) {
   fuse_reply_err(req, 0);
 }
 
-void fsyncdir(fuse_req_t req, fuse_ino_t, int, fuse_file_info*) { fuse_reply_err(req, 0); }  // names are durable
+// Does nothing, because a change of names is durable before its reply.
+void fsyncdir(fuse_req_t req, fuse_ino_t, int, fuse_file_info*) { fuse_reply_err(req, 0); }
 
 // Fetches entries up to index `upto`; returns an errno or 0. REQUIRES: the directory's mutex.
 int fetch(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, std::size_t upto) {
@@ -425,7 +427,8 @@ void readdirplus(fuse_req_t req, fuse_ino_t inode, std::size_t size, off_t offse
 void init(void*, fuse_conn_info* connection) {
   connection->max_write = connection->max_read = connection->max_readahead = kRequestBytes;
   unsigned unwanted = FUSE_CAP_SPLICE_READ | FUSE_CAP_SPLICE_WRITE | FUSE_CAP_WRITEBACK_CACHE;
-  unwanted |= FUSE_CAP_READDIRPLUS_AUTO;  // looks names up one by one from the second page of a directory on
+  // With this capability the kernel looks names up one by one from the second page of a directory on.
+  unwanted |= FUSE_CAP_READDIRPLUS_AUTO;
   connection->want &= ~unwanted;
   connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS;
 }
@@ -468,7 +471,7 @@ fuse_lowlevel_ops operations() {
   return ops;
 }
 
-// A value of a mount option: libfuse splits options at commas.
+// Escapes the value of a mount option, because libfuse splits options at commas.
 std::string escaped(const std::string& value) {
   std::string result;
   for (const char c : value) {

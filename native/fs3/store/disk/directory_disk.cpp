@@ -16,7 +16,7 @@ namespace ff::fs3::store {
 namespace {
 
 constexpr std::size_t kPage = 4096;                      // unit of a direct write
-constexpr std::size_t kDirect = std::size_t{256} << 10;  // from this size on the page cache costs more than it saves
+constexpr std::size_t kDirect = std::size_t{256} << 10;  // writes of at least this size use O_DIRECT
 
 }  // namespace
 
@@ -73,9 +73,9 @@ void DirectoryDisk::write_parts(File file, std::uint64_t offset, std::span<const
   if (bytes < kDirect || !write_direct(file, offset, all)) Disk::write_parts(file, offset, parts);
 }
 
-// Writes all parts past the page cache. Returns false, perhaps after writing some, if that is impossible: parts are not
-// whole pages, or the file system has no direct writes. Uses a separate descriptor, because the flag would affect all
-// users of `file`.
+// Writes all parts with O_DIRECT. Returns false, perhaps after writing some parts, if that is impossible: a part is not
+// whole pages, or the file system refuses O_DIRECT. Uses a separate descriptor, because the flag would affect all users
+// of `file`.
 bool DirectoryDisk::write_direct(File file, std::uint64_t offset, std::span<iovec> parts) {
   const auto whole = [](const iovec& part) {
     return reinterpret_cast<std::uintptr_t>(part.iov_base) % kSector == 0 && part.iov_len % kPage == 0;

@@ -69,15 +69,15 @@ struct SimDisk::Image {
 
 struct SimDisk::Change {
   enum class What : std::uint8_t { write, punch, truncate } what;
-  std::uint64_t offset = 0, bytes = 0;  // of a write: whole sectors
-  std::uint64_t size_after = 0;         // of the file, if the change is kept whole
-  std::vector<unsigned char> contents;  // of a write
+  std::uint64_t offset = 0, bytes = 0;  // range; that of a write is whole sectors
+  std::uint64_t size_after = 0;         // size of the file after the whole change
+  std::vector<unsigned char> contents;  // bytes of the range after a write
 };
 
 struct SimDisk::Inode {
   Image cached, durable;
   std::vector<Change> changes;
-  bool apart = false;  // after a failed sync or during a truncate: any page of the two images may differ
+  bool apart = false;  // after a failed sync or an unsynced truncate: any page of the two images may differ
 
   void keep(const Change& change) {
     switch (change.what) {
@@ -112,7 +112,7 @@ struct SimDisk::Inode {
     cached.size = durable.size;
     changes.clear();
   }
-  void show(std::uint64_t number) {  // makes the visible page durable
+  void show(std::uint64_t number) {  // makes the visible page equal to the durable one
     const auto found = durable.pages.find(number);
     if (found == durable.pages.end()) cached.pages.erase(number);
     else cached.pages[number] = std::make_unique<Page>(*found->second);

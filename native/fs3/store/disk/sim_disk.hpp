@@ -61,7 +61,7 @@ class SimDisk final : public Disk {
   static constexpr std::size_t kPage = 4096;
   using Page = std::array<unsigned char, kPage>;
   struct Image;   // sparse bytes and a size
-  struct Change;  // a write (its whole sectors afterwards), punch or truncate that no sync covered yet
+  struct Change;  // a write, punch or truncate that no sync covered yet
   struct Inode;
   struct NameChange;
 
@@ -72,7 +72,7 @@ class SimDisk final : public Disk {
   std::uint64_t random();
 
   std::mutex mutex_;
-  std::uint64_t state_;  // of the random generator
+  std::uint64_t state_;  // state of the random generator
   std::uint64_t capacity_;
   std::uint64_t calls_ = 0;
   Fault fault_ = Fault::none;

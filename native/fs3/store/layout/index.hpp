@@ -25,9 +25,9 @@ struct IndexEntry {
   ChainVersion chain_version = 0;
   Version version = 0;  // 0: only a pending version exists
   std::uint32_t length = 0;
-  std::uint32_t crc = 0;       // of the whole chunk
-  std::uint32_t last_crc = 0;  // of its last block
-  std::uint32_t salt = 0;      // of the extent's CRC table
+  std::uint32_t crc = 0;       // CRC32C of the whole chunk
+  std::uint32_t last_crc = 0;  // CRC32C of the chunk's last block
+  std::uint32_t salt = 0;      // salt of the extent's CRC table
   std::uint32_t file = 0;
   std::uint16_t slot = 0;
   std::uint8_t size_class = kNoClass;
@@ -65,7 +65,8 @@ class Index {
     std::array<IndexEntry, kLeaf> entries;
     std::size_t lower_bound(ChunkId chunk) const;
   };
-  using Leaves = std::map<ChunkId, std::unique_ptr<Leaf>>;  // key: at or below the leaf's first id, above all before
+  // The key of a leaf is at most its first id, and larger than all ids of the leaves before.
+  using Leaves = std::map<ChunkId, std::unique_ptr<Leaf>>;
   static void insert(Leaf& leaf, std::size_t at, const IndexEntry& entry);
   Leaves::iterator leaf_of(ChunkId chunk);  // the leaf that has `chunk` or would get it. REQUIRES: not empty
   Leaf& split(Leaves::iterator at, ChunkId chunk);

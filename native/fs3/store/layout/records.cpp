@@ -10,7 +10,7 @@ namespace {
 
 struct Header {
   std::uint32_t crc;
-  std::uint16_t length;  // of header and body
+  std::uint16_t length;  // bytes of header and body
   std::uint8_t kind, flags;
   std::uint64_t sequence;
   std::uint32_t place, zero;
@@ -29,7 +29,7 @@ class Writer {
   void put(ChunkId chunk) {
     put(chunk.inode);
     put(chunk.index);
-    put(std::uint32_t{0});  // tenant and track
+    put(std::uint32_t{0});  // reserved
   }
   void put(const Tag& tag) {
     put(tag.client);
@@ -145,7 +145,8 @@ std::optional<Record> LogWalk::next() {
   std::uint64_t begin = position_, end = 0;
   std::optional<Record> record = at(begin, &end);
   if (!record || record->sequence != expected_) {
-    // The expected record is not here. A later batch, begun after the record, shows whether the record was durable.
+    // The expected record is not here. If a later batch began after that record was durable, the record is damaged. If
+    // there is no such batch, the log ends here.
     std::optional<Record> first;
     std::uint64_t first_begin = 0, first_end = 0;
     bool durable = false;
@@ -167,8 +168,8 @@ std::optional<Record> LogWalk::next() {
   return record;
 }
 
-// Replaces the log's bytes [begin, end) by the copy's, unless a record there verifies. Both begin and end at a step, so
-// the log has room for the record.
+// Replaces the log's bytes [begin, end) by the copy's, unless the log has a valid record there. The size of the log is
+// a multiple of kRecordStep, as is `end`, so the log has room for the record.
 void LogWalk::mend(std::uint64_t begin, std::uint64_t end) {
   std::uint64_t its = 0;
   if (at(bytes_, begin, &its)) return;

@@ -37,7 +37,7 @@ struct Record {
   std::uint32_t crc = 0;
   std::uint32_t last_crc = 0;
   Extent extent;
-  std::uint8_t extent_flags = 0;  // of IndexEntry
+  std::uint8_t extent_flags = 0;  // IndexEntry::Flags
   std::uint32_t salt = 0;
   Tag tag;
   std::array<std::uint64_t, 4> words{};  // STATE
@@ -45,8 +45,8 @@ struct Record {
 
 // Identity of a log, for the CRCs of its records: no record verifies in another store, file or place.
 struct LogPlace {
-  std::uint64_t salt;                                 // of the store
-  std::uint64_t number;                               // of the log
+  std::uint64_t salt;                                 // salt of the store
+  std::uint64_t number;                               // number of the log
   std::uint32_t start(std::uint64_t position) const;  // initial value of the CRC at `position`
 };
 
@@ -63,7 +63,7 @@ class LogWalk {
   // Returns the next record; none at the end of the log. If its sequence is larger than expected, the records in
   // between are damaged in the log and in the copy.
   std::optional<Record> next();
-  std::optional<std::uint64_t> first_sequence() const;  // of the record at the beginning, if one is there
+  std::optional<std::uint64_t> first_sequence() const;  // of the first record, if it is valid
   std::uint64_t expected() const { return expected_; }  // sequence of the next record
   std::uint64_t position() const { return position_; }  // the end of the last record
   bool damaged() const { return damaged_; }

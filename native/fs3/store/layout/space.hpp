@@ -1,4 +1,4 @@
-// Free extents: each data file has extents of one class. docs/internals/fs3-store.md, "Files".
+// Free extents: each data file has extents of one size class. docs/internals/fs3-store.md, "Files".
 //
 // Thread contract: not thread-safe; the Core's mutex guards it.
 #pragma once
@@ -37,8 +37,8 @@ struct Extent {
   bool exists() const { return size_class < kClasses; }
   std::uint64_t capacity() const { return class_bytes(size_class); }
   std::uint64_t stride() const { return capacity() + table_bytes(size_class); }
-  std::uint64_t position() const { return slot * stride(); }       // of its bytes in the file
-  std::uint64_t table() const { return position() + capacity(); }  // of its CRC table
+  std::uint64_t position() const { return slot * stride(); }       // where its bytes begin in the file
+  std::uint64_t table() const { return position() + capacity(); }  // where its CRC table begins in the file
   std::uint64_t packed() const { return std::uint64_t{size_class} << 56 | std::uint64_t{file} << 16 | slot; }
   static Extent unpack(std::uint64_t packed) {
     return {static_cast<std::uint32_t>(packed >> 16), static_cast<std::uint16_t>(packed),

@@ -89,7 +89,7 @@ class Pieces:
 
     def found(self) -> list[tuple[int, int, int]]:
         """
-        Answers of a batch of_chains: (index of the last chunk, chunks of the row that ends there, bytes of the last chunk). The chunks of a row are len(chains) apart; a row of 0: there is no chunk.
+        Answers to the queries of a batch made by of_chains: (index of the last chunk, number of chunks in the row that ends there, bytes of the last chunk). The indexes in a row are len(chains) apart. 0 chunks in the row: there is no chunk.
         """
 
 class Batch(Pieces):
@@ -103,7 +103,7 @@ class Batch(Pieces):
     @staticmethod
     def of_buffers(files: Sequence[FileMap], ends: Sequence[int], requests: Sequence[tuple[int, int, Buffer]]) -> Batch:
         """
-        requests: (index of the file, offset, contiguous memory), kept by the batch. ends: end of each file, beyond which nothing is read; empty for writes.
+        requests: (index of the file, offset, contiguous memory), kept by the batch. ends: length of each file, beyond which nothing is read; empty for writes.
         """
 
     @property
@@ -112,7 +112,7 @@ class Batch(Pieces):
 
     def sums(self, starts: Sequence[int]) -> list[int]:
         """
-        CRC32C of each request or row, continued from its start and joined from the CRCs with which the bytes were compared. Valid once all is read.
+        CRC32C of each request or row, which continues its value in `starts`. Combines the CRCs with which the bytes were checked. Valid once all is read.
         """
 
     @staticmethod
@@ -124,7 +124,7 @@ class Batch(Pieces):
     @staticmethod
     def of_chains(file: FileMap, asks: Sequence[tuple[int, int]]) -> Batch:
         """
-        Makes queries from (position of a chain in the file's order, index): for the last chunk up to the index on that chain, and the number of chunks in the row that ends there.
+        Makes a query for each (position of a chain in the file's order, index): for the last chunk up to the index on that chain, and the number of chunks in the row that ends there.
         """
 
     @staticmethod

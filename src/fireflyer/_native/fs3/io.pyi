@@ -30,7 +30,7 @@ class Node:
 
     def reports(self) -> list[tuple[int, int, int, int, int, int, int, bool]]:
         """
-        (target, incarnation, local state, version of that state, number of its store, known chain version, role, failed) of each target.
+        (target, incarnation, local state, version of that state, number of the target's store, known chain version, role, failed) of each target.
         """
 
     def wait(self, seconds: float) -> bool:
@@ -40,7 +40,7 @@ class Node:
 
     def scrub(self, target: int, inode: int, index: int, limit: int) -> tuple[int, int]:
         """
-        Reads and checks up to `limit` chunks after this one; returns the last one, or (0, 0) at the end, when the index is written anew.
+        Reads and checks up to `limit` chunks after chunk (inode, index). Returns the last chunk, or (0, 0) if there is none; then the index is also written anew.
         """
 
     def findings(self) -> tuple[list[tuple[int, int, int, bool]], int]:
@@ -70,7 +70,7 @@ class Node:
 
     def timings(self) -> dict[str, tuple[list[int], int]]:
         """
-        Durations of `read` and `write` frames and of `sync`s: counts of those below 2^(13 + n) ns and at least half of that (the last count: all longer ones), and ns in all.
+        By kind of work (`read` and `write` frames, `sync`s): counts of durations, and their total in ns. Count n: durations from 2^(12 + n) to below 2^(13 + n) ns. The first count also has all shorter durations, the last count all longer ones.
         """
 
     def stop(self) -> None:

@@ -61,7 +61,7 @@ class Request:
 PAGE: int = 1024
 
 class FileState:
-    """Inode that programs have open; its open files share it. Any thread."""
+    """State of an inode, shared by all open files of it. Any thread."""
 
     def __init__(self, inode: int, map: fireflyer._native.fs3.client.FileMap, end: int) -> None: ...
 
@@ -92,7 +92,7 @@ class FileState:
 
     @property
     def written_ns(self) -> int:
-        """Time of the last write."""
+        """Time of the last write, in ns since the epoch."""
 
     def take(self) -> int:
         """Returns the largest end written since the last call, or -1."""
@@ -108,7 +108,7 @@ class Mount:
 
     def __init__(self, engine: fireflyer._native.fs3.client.Engine, call: Callable[[Request], object], finish: Callable[[int, fireflyer._native.fs3.client.Pieces, bool, int], int], attempt_s: float, slowest: float) -> None:
         """
-        call(request) returns an error number or the answer. finish(inode, pieces, write, caller_pid) finishes pieces that failed or touched a hole, and returns an error number.
+        call(request) returns an error number or the answer. finish(inode, pieces, write, caller_pid) finishes pieces that failed or touched a hole, and returns an error number. attempt_s: timeout of an attempt in seconds, to which the bytes at the rate `slowest` (bytes/s) are added.
         """
 
     def mount(self, library: str, directory: str, source: str, attributes_s: float, others: bool) -> None:

@@ -100,7 +100,7 @@ class Store:
 
     def last(self, inode: int, upto: int = 4294967295, stride: int = 0) -> tuple[int, int, int] | None:
         """
-        (index, length, run) of the committed chunk with the largest index up to `upto`.
+        (index, length, run) of the committed chunk with the largest index up to `upto`. run: number of chunks, `stride` indexes apart, in the row that ends there; 1 without a stride.
         """
 
     def check(self, inode: int, index: int) -> int:

@@ -91,7 +91,7 @@ class Setting:
         return place.folder / f"{os.getpid()}-{next(self._numbers)}"
 
     def rounds(self, candidates: dict[str, Callable[[], _T]]) -> dict[str, list[_T]]:
-        """Runs `interleaved` with the rounds of this run."""
+        """Runs `interleaved` with this run's number of rounds."""
         return interleaved(candidates, self.spec.rounds)
 
 

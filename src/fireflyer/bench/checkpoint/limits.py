@@ -26,14 +26,14 @@ _LEAST_THRESHOLD = 0x4040
 class Memcpy(TimedProcess):
     """Copier of `size` bytes on all cores, in its own process.
 
-    Both buffers are far larger than a cache, lie on huge pages, and are present before the first
+    Both buffers are far larger than a cache, lie on huge pages, and are faulted in before the first
     copy.
     """
 
     def __init__(self, size: int) -> None:
         self.threads = len(os.sched_getaffinity(0))
-        # With a threshold of half a thread's share, glibc interleaves two pages; far below that,
-        # four.
+        # Above the threshold, glibc copies from two pages in turn. Far above it, glibc copies from
+        # four, so the threshold is half of a thread's share.
         threshold = max(_LEAST_THRESHOLD, min(size, _BUFFER) // self.threads // 2)
         super().__init__(
             "copies memory",
@@ -51,9 +51,9 @@ class Memcpy(TimedProcess):
 
 
 class RawFile:
-    """File written and read past the page cache, sequentially, with several blocks in flight.
+    """File written and read with O_DIRECT, sequentially, with several blocks in flight.
 
-    fio does this if it is installed, otherwise threads of this process.
+    fio reads and writes if it is installed, otherwise threads of this process do.
 
     Attributes:
         title: name of the program that reads and writes.

@@ -43,8 +43,8 @@ class Limit(NamedTuple):
 
 
 def load(setting: Setting) -> list[Row]:
-    """Loads a whole verified state: cold from disks, warm from tmpfs. To save space, one peer at a
-    time."""
+    """Measures verified loads of a whole state: cold from disks, warm from tmpfs. Only one peer has
+    files at a time, to save space."""
     rows = []
     for place in setting.places:
         ours = Ours(setting.new_folder(place))

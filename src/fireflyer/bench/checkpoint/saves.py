@@ -123,8 +123,8 @@ def overlap(setting: Setting) -> list[Row]:
 
 
 def training(setting: Setting) -> list[Row]:
-    """Measures steps per second of a job on all cores, in phases that start with a save and without
-    saves."""
+    """Measures steps per second of a job on all cores, in two kinds of phases: one starts with a
+    save, the other has no save."""
     every = setting.spec.every_s
     place = setting.disk
     case = setting.case(f"computing, a save each {every:g} s", place)

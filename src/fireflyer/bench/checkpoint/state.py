@@ -20,12 +20,12 @@ _LAYER_SHARE = 0.75
 
 
 def gpt_state(size: int) -> State:
-    """Returns nearly `size` bytes of random values in TENSORS float32 tensors; equal sizes, equal
+    """Returns nearly `size` bytes of random values in TENSORS float32 tensors. Equal sizes give equal
     values.
 
     The tree is {"model": {name: tensor}, "exp_avg": the same, "exp_avg_sq": the same, "step": int}.
-    In addition to the three copies of the parameters it holds ONE. Three quarters of the bytes are
-    in LAYERS layers, the rest in the embedding.
+    The tree also holds the tensor ONE. Three quarters of the other bytes are in LAYERS layers, the
+    rest in the embedding.
     """
     generator = torch.Generator().manual_seed(7)
     shapes = _shapes(max(0, size - ONE_BYTES) // (_COPIES * 4))

@@ -32,8 +32,8 @@ class Account:
         reduces: True if the collective has a reduction.
         split: True if the size is that of all ranks' parts together.
         bus: ratio of bus bandwidth to algorithm bandwidth for n ranks, as in nccl-tests.
-        moved: minimum number of bytes read and written on one host, as text and for n ranks and
-            size S.
+        formula: text of `moved`, with n ranks and the size S.
+        moved: minimum number of bytes read and written on one host, for (ranks, size).
     """
 
     reduces: bool
@@ -86,7 +86,8 @@ class Case:
 
     Attributes:
         run: makes one call; returns the output if `output` is None.
-        input: filled before a check.
+        input: tensor that a check fills before the call.
+        own: values for `input`, one period for each equal part of it.
         expected: the output's values, one period for each equal part of the output; empty if this
             rank's output is undefined.
     """

@@ -102,8 +102,8 @@ class Mpi:
         folder = Path(self._folder.name)
         for name in [*map(str, range(self._ranks)), "answer"]:
             os.mkfifo(folder / name)
-        # Also opened for reading: opening must not wait for the ranks, and writing must not fail if
-        # they die.
+        # O_RDWR, although this process only writes: opening must not wait for the ranks, and
+        # writing must not fail if they die.
         self._pipes = [os.open(folder / str(r), os.O_RDWR) for r in range(self._ranks)]
         self._answer = os.open(folder / "answer", os.O_RDONLY | os.O_NONBLOCK)
         command = ["mpirun", "-n", str(self._ranks), "--oversubscribe"]
@@ -135,7 +135,8 @@ class Mpi:
         deadline = time.monotonic() + seconds
         line = b""
         while not line.endswith(b"\n"):
-            # Before rank 0 opens its end, no hang-up is visible, only the launcher's exit.
+            # Until rank 0 opens the pipe for writing, select reports no hang-up. A failed start then
+            # shows only in the launcher's exit.
             ready, _, _ = select.select([self._answer], [], [], 0.2)
             more = os.read(self._answer, 4096) if ready else b""
             line += more

@@ -156,7 +156,8 @@ def _mpi_case(
 
 
 def _add_limits(session: Session, runs: dict[str, Run], size: int) -> dict[str, int]:
-    """Adds the limits, on a buffer of `size` bytes per rank or from one half of it to the other.
+    """Adds the limits to `runs`: on a buffer of `size` bytes per rank, or from one half of that buffer
+    to the other.
 
     Returns the number of bytes that all ranks together read and write in one call.
     """

@@ -80,7 +80,8 @@ def default_choice(kind: str, hosts: int, size: int) -> Choice:
 
 
 def choices(kind: str, default: Choice, ranks_per_host: int) -> list[Choice]:
-    """Returns all choices that differ on such hosts, beginning with the engine's own."""
+    """Returns the default, then all other choices; with one rank per host there is one lane, so the
+    number of lanes does not vary."""
     lanes = (default.lanes,) if ranks_per_host == 1 else (0, 1)
     every = [Choice(name, n) for name in rules.ALGORITHMS[kind] for n in lanes]
     return [default, *(choice for choice in every if choice != default)]
@@ -210,7 +211,10 @@ def _measure(session: Session, spec: Spec, kind: str, size: int) -> dict[Choice,
 
 
 def _following(session: Session, follow: Callable[[], None], call: Callable[[], object]) -> Run:
-    """Returns a run by the rules of `follow`; an untimed call first sets up plan and links."""
+    """Returns a run that calls `follow`, which sets the rules, and then times `call`.
+
+    An untimed call before sets up the plan and the links.
+    """
 
     def run(calls: int) -> Timing:
         follow()

@@ -1,4 +1,4 @@
-"""Steps of our environments and of the peers', in turn in one process."""
+"""Measures steps of our environments and of the peers' environments, interleaved in one process."""
 
 import contextlib
 import functools
@@ -48,7 +48,8 @@ class Stepped:
 
 
 def _one(task: str) -> "gymnasium.Env[Any, Any]":
-    """Makes an environment of gymnasium; a game has the frames of ale-py's vector environment."""
+    """Makes an environment of gymnasium. A game's frames are preprocessed as in ale-py's vector
+    environment."""
     if not task.startswith("ALE/"):
         return gymnasium.make(task)
     import ale_py

@@ -1,4 +1,5 @@
-"""Switches between experts by our store and by other loaders, in turn in one process."""
+"""Measures switching to another expert with our store and with other loaders, interleaved in one
+process."""
 
 import contextlib
 import gc
@@ -47,7 +48,7 @@ def _forget(path: Path) -> None:
 
 
 class Raw:
-    """Reads of a file past the page cache into memory that is present, with several in flight."""
+    """Reads a file with O_DIRECT into memory that is already faulted in, several reads at a time."""
 
     def __init__(self, size: int) -> None:
         self._memory = mmap.mmap(-1, size + PAGE)

@@ -29,8 +29,8 @@ class Sizes:
     """Amount of work per round.
 
     Attributes:
-        data: size of the file that is read, and of both replicas of the file that is written, in
-            bytes.
+        data: size in bytes of the file that is read, and total size of both replicas of the file
+            that is written.
         reads, small_reads: number of blocks to read, of BLOCK and of PAGE bytes.
         creates: number of files that all callers together create; a peer creates fewer.
         commits: number of files that one caller creates.

@@ -150,7 +150,7 @@ def _stat_rate(client: Client, name: Callable[[int], str], count: int) -> float:
 def bytes_of_file(setting: Setting) -> list[Curve]:
     """Measures writing, reading and removing a file against its length.
 
-    At most the last 64 MiB of a file are data.
+    At most the last 64 MiB of a file are data; the rest is a hole.
     """
     written = Curve("write at the end and close", "file", "MB/s")
     read = Curve("open and read the end", "file", "MB/s")

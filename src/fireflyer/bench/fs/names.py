@@ -143,8 +143,8 @@ def stat(setting: Setting) -> list[Row]:
         candidates = {"ours": _stats(worker, "/looked", itertools.repeat("at"), total)}
         peers = Peers(setting, stack, ("juicefs",))
         for name, peer in peers.mounted.items():
-            # The kernel would answer for names of an earlier round, so each round has its own
-            # names.
+            # The kernel would answer from its cache for names of an earlier round, so each round has
+            # other names.
             theirs = _mounted_workers(stack, name, peer, CLIENTS)
             for number in range(setting.spec.rounds + 1):
                 setting.say(f"{case}: files of {name}, {number + 1} of {setting.spec.rounds + 1}")

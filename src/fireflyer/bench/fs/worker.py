@@ -7,8 +7,8 @@
     with "bytes": number of bytes to write to each
 {"do": "stat", "directory", "prefix", "count", "batch"}          `batch`: names per call, ours only
 {"do": "read"|"small", "path", "block", "depth", "count", "seed"}    "small": ours only
-    `depth`: blocks per call of ours, a mounted one reads one; "read": in order from block `seed`
-    on; "small": at random
+    `depth`: blocks per call of our client (on a mounted file system a call reads one block);
+    "read": in order from block `seed` on; "small": at random
 {"do": "put", "path", "bytes"}                                   a file of random bytes
 {"do": "stream", "path", "block", "threads", "rounds"}               all threads read the whole file
 Answers: {"began", "ended"} on the monotonic clock; or {"error"}.
@@ -146,8 +146,8 @@ def statting(files: Files, command: Command) -> Command:
 def page_aligned(size: int) -> memoryview:
     """Returns zeroed memory that starts at a page boundary, as in the raw programs.
 
-    numpy's memory starts 16 bytes after a boundary; there the kernel's copy takes twice as long on
-    some processors.
+    numpy's memory starts 16 bytes after a boundary. On some processors the kernel's copy to such an
+    address takes twice as long.
     """
     return memoryview(mmap.mmap(-1, size))
 
@@ -218,7 +218,7 @@ def streaming(client: Client, command: Command) -> Command:
     threads = command["threads"]
     readers = [Reader(client, command["path"], command["block"], 1) for _ in range(threads)]
     for reader in readers:
-        reader.memory[:] = bytes(len(reader.memory))  # makes the memory's pages present
+        reader.memory[:] = bytes(len(reader.memory))  # faults the pages in before the measurement
     before = _most_held()
 
     def work(part: int) -> None:
@@ -293,10 +293,10 @@ class CommandLoop:
 
 
 def main() -> None:
-    obedient = CommandLoop()
+    commands = CommandLoop()
     for line in sys.stdin:
         try:
-            answer = obedient.do(json.loads(line))
+            answer = commands.do(json.loads(line))
         except (FireflyerError, OSError) as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")

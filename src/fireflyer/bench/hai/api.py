@@ -246,11 +246,15 @@ def _head(client: Client, method: str, path: str) -> str:
 
 
 class _Seen:
+    """Log lines that the followers received."""
+
     def __init__(self) -> None:
         self.since: int | None = None
-        """Start of counting, on the clock that stamps the lines."""
+        """Time in ns from which lines count, on the clock that stamps the lines."""
         self.delays: list[float] = []
+        """Seconds from the writing of each counted line to its arrival."""
         self.first = 0
+        """Number of followers that have received a line."""
 
 
 async def _follow(client: Client, rank: int, seen: _Seen) -> None:

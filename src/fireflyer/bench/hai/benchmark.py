@@ -1,9 +1,9 @@
 """Costs of the platform itself: task start, supervisor memory, death detection and suspend.
 
-A start lasts from nothing to the first line of a task. A suspend lasts until the nodes are free.
-The engine is measured alone, and also through a server and its client, as users run them. Ranks do
-almost nothing: they log when they began and how long their save took, by the machine's monotonic
-clock.
+The time of a start begins before the engine exists and ends with the first line that the task prints.
+The time of a suspend ends when the nodes are free. The engine is measured alone, and also through a
+server and its client, as users run them. Ranks do almost nothing: they log when they began and how
+long their save took, by the machine's monotonic clock.
 """
 
 import asyncio
@@ -141,7 +141,7 @@ async def _start(folder: Path, number: int) -> tuple[int, int]:
 
 
 def _first_task(folder: Path, rounds: int) -> Row:
-    """Measures from no server to the end of a task, with the single command that users run."""
+    """Measures one `fireflyer run`: from its start, without a server, to the end of the task."""
     took: list[float] = []
     for number in range(min(rounds, 5)):
         home = folder / f"first{number}"

@@ -48,8 +48,10 @@ def say(text: str) -> None:
 
 
 def progress() -> Callable[[str], None]:
-    """Returns `say` on a terminal; elsewhere a logger that prints one line per case (up to a
-    colon)."""
+    """Returns `say` on a terminal; elsewhere a logger that prints one line per case.
+
+    The case is the text before the first colon.
+    """
     if sys.stderr.isatty():
         return say
     last = ""
@@ -69,6 +71,7 @@ def report(
     name: str, machine: Machine, rows: list[Row], nccl: list[NcclRow], *, json: bool,
     output: Path | None,
 ) -> None:  # fmt: skip
+    """Prints the report of a command, and writes it to `output` if that is given."""
     command = shlex.join(["fireflyer", "bench", *sys.argv[1:]])
     found = Report(bench=name, command=command, machine=machine, rows=rows, nccl=nccl)
     emit(found, json=json, output=output)

@@ -57,7 +57,7 @@ class Panel(NamedTuple):
 def draw(title: str, panels: Sequence[Panel]) -> str:
     """Returns an SVG file; curves with the same name have the same colour in all panels.
 
-    Several names are explained in a legend below the panels.
+    If there are several names, a legend below the panels explains the colours.
     """
     names = list(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
     dashed = {curve.name: curve.dashed for panel in panels for curve in panel.curves}

@@ -1,19 +1,25 @@
 """Goals of the benchmarks: required ratios by case; None if a case has no goal.
 
-A goal "at most x times the peer's time" is a required ratio of at least 1/x.
+A goal "at most x times the peer's time" is a required ratio of at least 1/x. A pair of numbers is the
+required value and the aim.
 """
 
 K, M = 1 << 10, 1 << 20
 SIZES = (64 * K, M, 16 * M, 128 * M)
 
+# Ratios to gloo by memory, one for each of SIZES: of 2 or 4 ranks, and of 8 ranks.
 _FEW_RANKS = {"zero-copy": (40, 22, 9, 8), "staged": (30, 12, 6, 5.5)}
 _OVERSUBSCRIBED = {"zero-copy": (80, 28, 8, 8), "staged": (60, 14, 4.3, 4.3)}
-_MPI_TIMES = (1.1, 0.9, 0.4, 0.2)
+_MPI_TIMES = (1.1, 0.9, 0.4, 0.2)  # maximum times relative to MPI's, one for each of SIZES
 
 SYNC_CALL_US = 8.0
+"""Maximum time of a synchronous allreduce of one element by a single rank."""
 ASYNC_CALL_US = 20.0
+"""Maximum time of an asynchronous allreduce of one element by a single rank, and the wait for it."""
 NIC_BYTES = 1 / 1.02
+"""Required ratio: the minimum bytes of an allreduce, relative to the bytes that a host sends."""
 LINE_RATE = 1 / 1.06
+"""Required ratio: the minimum bytes at the line rate, relative to the time of an allreduce."""
 _WIRES = {"bf16": 1.9, "fp16": 1.9, "int8": 3.5}
 _FLAT_GLOO = {"contiguous": 1.65, "round-robin": 6.5}
 
@@ -73,6 +79,7 @@ def flat_gloo(hosts: int, ranks_per_host: int, order: str, size: int) -> float |
 
 
 OPENING_MS = 50.0
+"""Maximum time to open a record file of 10 million samples and to read one batch."""
 _RECORDS = {
     ("warm 64 KiB", "peer"): 3.0,
     ("warm 64 KiB", "memcpy"): 0.6,
@@ -98,10 +105,15 @@ def records(case: str, peer: str) -> float | None:
 
 
 BLOCKED_MS = 10.0
+"""Maximum time for which an overlapped save blocks a training step."""
 ONE_TENSOR_MS = 20.0
+"""Maximum time to load one tensor of 1 MiB from a checkpoint in memory."""
 SLOW_DOWN = 0.02
+"""Maximum share of the training speed that saves may cost."""
 STAGING = 1.05
+"""Maximum memory that a save adds to the process, relative to the size of the state."""
 BEYOND_MIB = 64.0
+"""Maximum memory that load(into=) adds to the process."""
 _CHECKPOINT = {
     ("stall", "memcpy"): 1 / 1.15,
     ("stall", "dcp.async_save"): 2.2,
@@ -119,7 +131,9 @@ def checkpoint(case: str, peer: str) -> float | None:
 
 
 INDEX_BYTES = 128.0
+"""Maximum memory of the index for each chunk."""
 MILLION_MIB = 200.0
+"""Maximum memory of the process of manager and metadata with a million files."""
 _FS = {
     ("tcp", "sendfile"): (0.8, 0.95),
     ("local", "pread"): (0.65, 0.8),
@@ -153,6 +167,7 @@ def mount(case: str, peer: str) -> tuple[float, float]:
 
 
 Shares = tuple[float, float] | None
+"""Required maximum of a ratio, and the aim; None without a goal."""
 _STEP = {
     ("0.45", "ddp"): (0.87, 0.80),
     ("0.45", "ddp, bf16"): (0.52, 0.42),
@@ -171,7 +186,9 @@ _STEP = {
 _OVER_IDEAL = {"ddp": (1.2, 1.08), "ZeRO-3": (1.3, 1.12), "ZeRO-2": (1.3, 1.12)}
 _SENT = {"ddp": (1.02, 1.005), "ZeRO-3": (1.02, 1.005), "ZeRO-2": (1.02, 1.005)}
 WIRE_LOSS_PERCENT = 0.5
+"""Maximum difference between a loss with a wire codec and the loss with the float32 wire."""
 MODEL_ERROR_PERCENT = 10.0
+"""Maximum deviation of the predicted step time from the measured step time."""
 SHARDED_MEMORY = 1.05
 """Maximum of a rank's bytes of parameters, gradients and optimizer states, relative to 1/ranks of
 the total."""
@@ -218,21 +235,28 @@ HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
 EXPERT_BYTES = (1 / 1.02, 1 / 1.005)
 """Required ratio and aim: one copy of a token per host, relative to the bytes that a host sends."""
 EXPERT_TIME = (2.0, 2.5)
+"""Required ratio and aim: dispatch and combine against all_to_all_single on gloo."""
 EXPERT_LOAD = (1 / 1.1, 1 / 1.05)
+"""Required ratio and aim: the lower bound of the greatest load, relative to the greatest load."""
 TENSOR_SAVED = 1.0
+"""Required ratio: the bytes that a host saves, relative to the bytes that it sends in a gather."""
 TENSOR_TIME = (1.5, 1.8)
+"""Required ratio and aim: a pair of 4-bit layers against the naive form."""
 PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
 """Required ratio and aim: the schedule's prediction relative to a step's time."""
 PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 0.95, 1 / 0.8)}
+"""Required ratio and aim: a step against torch's pipelining over gloo."""
 PLANNER_ERROR_PERCENT = (10.0, 5.0)
 """Allowed deviation of the planner from the paper's step times, and the aim."""
 PIPELINE_BYTES = (1.0, 1.0)
 """Required ratio and aim: computed bytes relative to the bytes that a host sends."""
 
 FLOWS_SPEED = (10.0, 20.0)
-"""Required ratio and aim for the ends of flows: our solver against SimGrid."""
+"""Required ratio and aim for the speed at which the end times of flows are computed: our solver
+against SimGrid."""
 FLOWS_SECONDS = ((3.0, 1.0), (0.5, 0.2))
-"""Allowed seconds and aim for 15,000 flows: exact, and with ends within 1 % merged."""
+"""Allowed seconds and aim to compute the end times of 15,000 flows: exactly, and with end times within
+1 % of each other merged."""
 
 ENVS = {
     (False, "PyPI envpool"): (1.0, 1.5),

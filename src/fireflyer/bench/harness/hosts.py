@@ -1,4 +1,4 @@
-"""Ranks on several hosts: of a lab, of virtual nodes of this machine, or this machine as one host.
+"""Ranks on the hosts of a lab, on virtual nodes of this machine, or on this machine as one host.
 
 An `Area` starts the ranks of a benchmark, in new processes for every call. A `Place` is the context
 of one rank. The hosts' network cards count the bytes, including headers and acknowledgements.
@@ -20,7 +20,7 @@ from fireflyer import allocator
 from fireflyer.bench.harness.ranks import Run, Session, Timing, on_ranks
 from fireflyer.lab.hosts import Host, Lab
 
-RAW_BYTES = 64 << 20  # memory at each end of a raw stream
+RAW_BYTES = 64 << 20  # size of the buffer at each end of a raw stream
 
 T = TypeVar("T")
 
@@ -81,7 +81,8 @@ class Area:
         return found  # type: ignore[no-any-return]
 
     def _on_rank(self, store: str, body: Callable[["Place"], T], rank: int) -> T:
-        # As for ranks that `fireflyer run` starts; the same for the peer.
+        # `fireflyer run` configures malloc for its ranks in the same way. The peer's calls run in this
+        # process, too, so malloc is the same for them.
         allocator.follow(os.environ)
         number = self.host_of(rank)
         with ExitStack() as stack:
@@ -115,8 +116,7 @@ def _enter_virtual(number: int) -> None:
 
 @dataclass
 class Place:
-    """Context of one rank. Without several hosts, there is no line to measure and no card that
-    counts."""
+    """Context of one rank. Without a lab, `raw` is None and all counts of sent bytes are 0."""
 
     session: Session
     hosts: list[Host] = field(default_factory=list)
@@ -133,9 +133,9 @@ class Place:
         return size / statistics.median(walls) * 1e6
 
     def raw_run(self, size: int) -> Run:
-        """Returns a run of one transfer, regardless of the number of calls.
+        """Returns a run that makes one transfer, whatever number of calls is requested.
 
-        One transfer lasts as long as many calls.
+        One transfer lasts long enough to be timed alone.
         """
         assert self.raw is not None
         call = partial(self.raw.call, size)
@@ -202,7 +202,7 @@ class RawStream:
             self._socket.close()
 
     def call(self, size: int) -> None:
-        """Sends `size` bytes over the line and one byte back."""
+        """Sends `size` bytes over the connection and one byte back."""
         if self._socket is None:
             return
         for at in range(0, size, RAW_BYTES):

@@ -140,9 +140,9 @@ class Session:
     def _spread(self) -> None:
         """Pins this thread to a core and then releases it.
 
-        A thread that wakes another often pulls it onto its own core, and two ranks that alternate
-        stay there. Without this method each candidate would inherit the placement of the previous
-        one.
+        When a thread wakes another thread, the kernel often moves the woken thread to the same core.
+        Two ranks that wake each other in turn then share that core. Without this method each
+        candidate would inherit the placement of the previous candidate.
         """
         os.sched_setaffinity(0, {self._cores[self.rank % len(self._cores)]})
         os.sched_setaffinity(0, self._cores)
@@ -193,8 +193,8 @@ def interleave(
 
 
 def reason_against(call: Callable[[], object]) -> str | None:
-    """Returns a library's own reason for rejecting a call; None if it accepts. Every rank calls
-    this."""
+    """Makes a call and returns the error text with which the library rejects it, or None. Every rank
+    calls this."""
     try:
         call()
     except (RuntimeError, ValueError, TypeError) as error:

@@ -22,7 +22,9 @@ from fireflyer.kv.pages.cache import PageCache
 PAGE = 4_497_408
 """Size in bytes of a page: 64 tokens of DeepSeek-V3, 61 layers of 576 values of 2 bytes."""
 CALL = 32
+"""Number of pages in each call."""
 PAGES = 96
+"""Number of pages that are stored, if the command's --scale is 1."""
 _GB = 1e9
 Rate = Callable[[], float]
 
@@ -45,8 +47,10 @@ class Pages:
         return self._rng.sample(range(len(self.keys)), min(CALL, len(self.keys)))
 
     def rate(self, read: Callable[[list[int]], object], calls: int) -> Rate:
-        """Returns a round: `calls` calls of 32 pages, in GB/s; the result of the last call is
-        verified."""
+        """Returns a function that reads 32 pages in each of `calls` calls and returns GB/s.
+
+        The function verifies the bytes of the last call.
+        """
 
         def run() -> float:
             draws = [self.draw() for _ in range(calls)]
@@ -75,7 +79,7 @@ class Pages:
 
 
 def over_fs3(setting: Setting, count: int, calls: int, *, far: bool) -> list[Row]:
-    """Measures pages of a cache on fs3, against `read_many` of the same bytes from one file."""
+    """Measures reads of pages of a cache on fs3, against `read_many` of the same bytes from one file."""
     pages = Pages(count)
     case = f"{CALL} pages of 4.3 MB, fs3 {'over TCP' if far else 'on the same node'}"
     with ExitStack() as stack:
@@ -105,7 +109,7 @@ def over_fs3(setting: Setting, count: int, calls: int, *, far: bool) -> list[Row
 
 
 def over_redis(setting: Setting, count: int, calls: int) -> list[Row]:
-    """Measures pages of a cache in a folder, against Redis on a Unix socket."""
+    """Measures reads of pages of a cache in a folder, against Redis on a Unix socket."""
     pages = Pages(count)
     case = f"{CALL} pages of 4.3 MB, folder, warm"
     with ExitStack() as stack:
@@ -131,7 +135,7 @@ def over_redis(setting: Setting, count: int, calls: int) -> list[Row]:
 
 
 def over_files(setting: Setting, count: int, calls: int) -> list[Row]:
-    """Measures pages of a cache in a folder, against SGLang's layout: one file per page, no
+    """Measures reads of pages of a cache in a folder, against SGLang's layout: one file per page, no
     checksum."""
     pages = Pages(count)
     rows = []
@@ -184,7 +188,7 @@ def _cache(folder: Path, stack: ExitStack) -> PageCache:
 
 
 def _after(paths: Sequence[Path], run: Rate) -> Rate:
-    """Returns a round that starts after the kernel has dropped the files from its page cache."""
+    """Returns a function that drops the files from the page cache and then calls `run`."""
 
     def cold() -> float:
         for path in paths:
@@ -224,7 +228,7 @@ def exists(setting: Setting, count: int) -> list[Row]:
 
 
 def memory(setting: Setting, count: int) -> list[Row]:
-    """Measures the index's memory per page: by its own count, and by the process's growth."""
+    """Measures the index's memory per page: by the index's count, and by the process's growth."""
     entries = _entries(count)
     before = _resident()
     index = PageIndex()

@@ -54,7 +54,7 @@ class Redis:
             raise PeerLost("redis-server rejected a SET")
 
     def get_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
-        """Reads values, each of its buffer's size."""
+        """Reads the value of each key into its buffer, which must have the value's size."""
         asks = (b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key) for key in keys)
         self._socket.sendall(b"".join(asks))
         for buffer in buffers:

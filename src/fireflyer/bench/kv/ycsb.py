@@ -1,11 +1,11 @@
-"""YCSB's workloads A, B and C on one store, in a process of the store's environment.
+"""YCSB's workloads A, B and C on one store, in a process of the Python environment with that store.
 
     python ycsb.py fireflyer|rocksdict PLACE RECORDS
 
 The process writes RECORDS records of 1 KB and answers "0". Then it answers each line of standard
 input, "WORKLOAD THREADS OPERATIONS", with the seconds that the operations took. Updates are durable
-when a call returns. Keys are drawn by YCSB's zipfian law (0.99) before the clock starts. For
-another store, the process imports none of our code.
+when a call returns. Keys are drawn by YCSB's zipfian law (0.99) before the clock starts. With
+`rocksdict` the process imports none of our code.
 """
 
 import random

@@ -17,8 +17,8 @@ def net(
     """Measure max-min fair flows against SimGrid, and 15,000 flows of the paper's network.
 
     SimGrid is Debian's package python3-simgrid, run by the system's Python; without it the rows
-    give the reason. Both solvers compute the end of each flow, for two trees and storage reads
-    together.
+    give the reason. Both solvers compute the time at which each flow ends, for two trees and
+    storage reads at once.
 
     \b
     fireflyer bench net --hosts 400 --output net.json

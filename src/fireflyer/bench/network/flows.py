@@ -1,4 +1,5 @@
-"""Ends of flows by our solver and by SimGrid, on the same links, routes and bytes."""
+"""Measures computing the end times of flows, by our solver and by SimGrid, for the same links, routes
+and bytes."""
 
 import json
 import math
@@ -28,7 +29,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 MERGES = (0.0, 0.01)
 
 Solve = Callable[[], tuple[float, Floats]]
-"""Function that runs a solver; returns its time in seconds, and the end of each flow."""
+"""Function that runs a solver; returns the solver's seconds, and the end time of each flow."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,17 @@ class Case:
         return cls(link_capacities(net), paths, of, sizes)
 
     def ours(self, merge: float) -> tuple[float, Floats]:
-        """Runs our solver; returns its time in seconds, and the end of each flow."""
+        """Runs our solver; returns the solver's seconds, and the end time of each flow."""
         begin = time.perf_counter()
         solver = native.Flows(self.capacities, self.paths.begin, self.paths.links, self.sizes)
         solver.run(math.inf, merge)
         return time.perf_counter() - begin, solver.ends()
 
     def by_simgrid(self) -> tuple[float, Floats]:
-        """Runs SimGrid; returns its time in seconds, without start and platform, and the ends."""
+        """Runs SimGrid; returns its seconds, and the end time of each flow.
+
+        The seconds include neither SimGrid's start nor the making of its links and hosts.
+        """
         begin, links = self.paths.begin.tolist(), self.paths.links.tolist()
         flows = [
             [int(a), int(b), links[begin[n] : begin[n + 1]], float(size)]
@@ -100,7 +104,7 @@ class Case:
 
 
 def _radix(hosts: int) -> int:
-    """Returns the smallest number of ports of a switch whose two zones hold the hosts."""
+    """Returns the smallest number of ports per switch with which two zones hold the hosts."""
     return next(radix for radix in range(8, 129, 4) if radix * radix - 2 * radix >= hosts + 40)
 
 

@@ -1,7 +1,8 @@
 """Script for the system's Python, which has SimGrid: python3 simgrid_ends.py JOB RESULT (both
 JSON).
 
-The job has `links` (bytes per second by name) and `flows`: [sender, receiver, links, bytes].
+The job has `links` (bytes per second by name) and `flows`: [sender, receiver, links, bytes]. The result
+has `seconds`, for which SimGrid ran, and `ends`: the time at which each flow ended.
 """
 
 import json

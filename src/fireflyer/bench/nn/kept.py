@@ -1,5 +1,7 @@
-"""Bytes that a forward keeps for backward, and the peak of a training step. Exact under any
-load."""
+"""Bytes that a forward keeps for backward, and the peak of a training step.
+
+Both are counted, not sampled, so the load of the machine does not change them.
+"""
 
 import copy
 
@@ -12,7 +14,9 @@ from fireflyer.nn import saved, set_replace_torch, to_hfai
 
 MIB = float(1 << 20)
 PEAK = (0.8, 0.65)
+"""Required maximum ratio of a step's peak memory to eager's, and the aim."""
 HEAD = 8.0
+"""Required ratio of eager's peak memory to ours, for the last linear layer and its loss."""
 
 
 def kept(scale: int) -> list[Row]:

@@ -136,7 +136,8 @@ def head(rounds: int, threads: int, rows: int, words: int) -> list[Row]:
 
 
 def bits(rounds: int, threads: int, size: int) -> list[Row]:
-    """Measures the product of 1-bit and 2-bit integers, against float32 and packing."""
+    """Measures the product of 1-bit and 2-bit integers, against float32, torch's quantized Linear, and
+    the packing of the 2-bit integers."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(4, (size, size), generator=generator)
     b = torch.randint(2, (size, size), generator=generator)

@@ -1,4 +1,7 @@
-"""Low-bit training: scikit-learn's digits, and a character model of Python's standard library."""
+"""Low-bit training: scikit-learn's digits, and a character model of Python's standard library.
+
+"1-2-6 bits" means 1 bit for weights, 2 bits for activations and 6 bits for gradients.
+"""
 
 import importlib
 import math

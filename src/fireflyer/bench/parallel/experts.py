@@ -1,7 +1,8 @@
 """Dispatch and combine between the hosts of a lab, against one copy per token and expert on gloo.
 
 Experts return their input, so only the exchange is measured. The peer moves rows of bfloat16 with
-torch's `all_to_all_single` to the rank of each expert and back; its rows are already in order.
+torch's `all_to_all_single` to the rank of each expert and back. The order of the peer's rows is
+computed before the measurement.
 """
 
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def _chosen(spec: Spec, rank: int) -> torch.Tensor:
 
 
 def _bound(spec: Spec) -> int:
-    """Returns the bytes of rows that the busiest host sends, in dispatch and in combine."""
+    """Returns the bytes that the busiest host sends in dispatch and combine, if each token is sent to a
+    host at most once."""
     sent = [0] * spec.hosts
     for rank in range(spec.ranks):
         home = rank // spec.ranks_per_host
@@ -126,7 +128,11 @@ def _measure(spec: Spec, place: Place) -> Measured:
 
 
 def _loads(experts: int, replicas: int) -> Row:
-    """Returns the greatest load of a device after rebalancing, over seeds of Zipf loads."""
+    """Returns a row of the greatest load of a device after rebalancing, against its lower bound.
+
+    The loads of the experts follow Zipf's law, in a random order for each seed. The row shows the seed
+    with the worst ratio.
+    """
     worst, its_bound = 0.0, 1.0
     for seed in range(SEEDS):
         loads = 1 / numpy.arange(1, experts + 1)

@@ -1,7 +1,9 @@
-"""Pipelines between the hosts of a lab: step time against its prediction and torch's over gloo.
+"""Pipelines between the hosts of a lab: step times against the schedule's prediction, and against
+torch's pipelining over gloo.
 
 A stage computes by sleeping, as if on a device. The prediction is the schedule's timeline with
-nominal times of computations. A message takes the time of its bytes at the line's measured rate.
+nominal times of computations. A predicted message takes the time of its bytes at the measured rate
+of one raw TCP stream.
 """
 
 from collections.abc import Callable
@@ -129,7 +131,7 @@ def _plan(kind: str, stages: int, chunks: int) -> Schedule:
 
 
 def predicted(plan: Schedule, load: Load, line: float) -> list[Span]:
-    """Returns the timeline of a step: the schedule's, with messages at the line's rate."""
+    """Returns the predicted timeline of a step; `line` is the rate of messages in bytes per second."""
     each = schedules.costs(load.forward_s, load.forward_s, load.forward_s)
     return schedules.timeline(plan, each, lambda _: load.message / line)
 

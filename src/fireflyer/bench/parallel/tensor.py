@@ -1,4 +1,8 @@
-"""Pairs of 4-bit layers between the hosts of a lab: without a gather, against the naive form."""
+"""Pairs of 4-bit layers, split over the hosts of a lab.
+
+The form without communication between the two layers is compared with the naive form, which gathers
+and reorders activations there.
+"""
 
 from dataclasses import dataclass
 from functools import partial

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def buffer(size: int) -> tuple[mmap.mmap, int]:
-    """Returns memory whose pages are present, and its address."""
+    """Returns memory whose pages are faulted in, and its address."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,6 +1,6 @@
-// Reads one file in another process with nothing around it: the baseline of `fireflyer bench fs`.
+// Reads one file by another process and does no other work: the baseline of `fireflyer bench fs`.
 //
-//   raw_reads ring FILE BLOCK DEPTH       pread into shared memory, requested through a ring there
+//   raw_reads ring FILE BLOCK DEPTH       pread into shared memory, requested through a ring in it
 //   raw_reads sendfile FILE BLOCK DEPTH   sendfile over one loopback connection
 //
 // Each line of input is COUNT SEED. The program reads COUNT blocks, at most DEPTH of them in flight,
@@ -56,7 +56,7 @@ struct alignas(64) Count {
     if (asleep.load() != 0) syscall(SYS_futex, &value, FUTEX_WAKE, 1, nullptr, nullptr, 0);
   }
 
-  // Returns a value other than `seen`.
+  // Waits until the value differs from `seen`, and returns it.
   std::uint32_t wait(std::uint32_t seen) {
     for (int spin = 0; spin < kSpins; ++spin) {
       const std::uint32_t now = value.load(std::memory_order_acquire);
@@ -154,7 +154,7 @@ void read_sendfile(const Job& job, int line, char* buffers, std::uint64_t count,
   }
 }
 
-// A connection over loopback; the first end is the server's.
+// Connects two sockets over loopback: ends[0] is the server's, ends[1] the client's.
 void connect_ends(int ends[2]) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};

@@ -1,9 +1,9 @@
 // Memory bandwidth of STREAM's Triad, a[i] = b[i] + 3 c[i], by a thread on each CPU of a list.
 //
-//   triad BYTES ROUNDS CPU...    BYTES of each of the three arrays of a thread
+//   triad BYTES ROUNDS CPU...    BYTES: size of each of the three arrays of a thread
 //
-// Prints the GB/s of each round, three words of traffic an element, one round a line. Each thread
-// touches its arrays first, so they lie on its NUMA node; the arrays ask for large pages.
+// Prints one line per round: the GB/s, with three words of traffic counted for each element. Each
+// thread touches its arrays first, so they lie on its NUMA node. The arrays ask for huge pages.
 
 #include <pthread.h>
 #include <sched.h>

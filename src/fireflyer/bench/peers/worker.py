@@ -40,6 +40,7 @@ class Peer:
     verifies = False
     """True if the peer compares checksums of the data that it reads."""
     sequential = False
+    """True if the peer reads samples only in the stored order, whatever indices are requested."""
 
     def write(self, samples: Iterator[bytes], count: int, work: Path) -> None:
         raise TypeError(f"{type(self).__name__} cannot write")

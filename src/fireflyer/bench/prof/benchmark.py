@@ -38,7 +38,18 @@ class Spec:
 
 @dataclass
 class Found:
-    """Values of each round, by case."""
+    """Values of each round, by case.
+
+    Attributes:
+        first_row_s: time from attaching to the first step's row.
+        phases_us, phases_process_us: CPU time that the hooks of phases add to a step, in the training
+            thread and in the process.
+        step_us: CPU time of the process in a step without a session.
+        sampling, profiler: CPU use of the agent's thread and of the profiler, in percent.
+        recording: both together, with all recorders.
+        trace_s, torch_s, torch_stacks_s: CPU time that a trace adds: ours, torch.profiler's, and
+            torch.profiler's with stacks.
+    """
 
     first_row_s: list[float] = field(default_factory=list)
     phases_us: list[float] = field(default_factory=list)
@@ -97,7 +108,10 @@ class _Bench:
             time.sleep(0.005)
 
     def phases(self, found: Found) -> None:
-        """Compares steps with and without hooks; by then the search for root modules has ended."""
+        """Compares steps with and without hooks.
+
+        The first fifth of a session does not count, because the search for root modules runs then.
+        """
         before = self._plain()
         attached = self._session(recorders="phase", rate_hz=0.0)
         assert attached.first_step_s is not None
@@ -119,8 +133,8 @@ class _Bench:
         found.recording.append(sum(self._sampling(RECORDERS)))
 
     def _sampling(self, recorders: str) -> tuple[float, float]:
-        """Returns the CPU time of the agent's thread and of this process, without that of the readings,
-        in percent."""
+        """Returns the CPU use of the agent's thread and of this process, in percent; the CPU time for
+        reading the agent's times does not count."""
         begin, here = time.monotonic(), time.process_time()
         agent = _AgentTime(self._child.pid)
         self._session(recorders=recorders, rate_hz=100.0, watch=lambda _: agent.look())
@@ -191,10 +205,10 @@ class _AgentTime:
         self._before = {path.name for path in self._folder.iterdir()}
         self._spent: dict[str, float] = {}
         self.own_s = 0.0
-        """CPU time of the readings."""
+        """CPU time that `look` itself used."""
 
     def look(self) -> None:
-        """Reads the times; called during the session, because they end with their threads."""
+        """Reads the times; called during the session, because /proc shows only living threads."""
         begin = time.thread_time()
         for path in self._folder.iterdir():
             if path.name not in self._before:

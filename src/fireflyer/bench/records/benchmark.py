@@ -76,7 +76,8 @@ class Bench:
         return data
 
     def reading(self, data: DataSet, batch: int, samples: int, *, cold: bool) -> list[Row]:
-        """Measures ours against every peer, loose files, and memcpy or fio."""
+        """Measures our reads against every peer, loose files, and the limit: fio if `cold`, else
+        memcpy."""
         self.made(data)
         candidates: dict[str, Timed] = {"ours": cases.ours(data, cold=cold)}
         missing = dict(self.missing)
@@ -136,6 +137,8 @@ class Bench:
         bound = times.get(limit, [])
         mine = times["ours"]
         there = [peer for peer in self.peers if peer.name in times]
+        # The goal holds against the fastest peer with random access; for large warm samples, against
+        # the fastest peer that also verifies the data.
         copying = [peer.name for peer in there if not peer.sequential]
         if not cold and data is self.large:
             copying = [peer.name for peer in there if peer.verifies]

@@ -167,7 +167,7 @@ def torch_loader(data: DataSet, kind: str, workers: int, *, cold: bool = False) 
 
     made: Any = {"batched": lambda: Batched(data.record), "single": Single, "loose": Loose}[kind]()
 
-    batches: list[list[int]] = []  # the loader reads it anew in each round; its workers remain
+    batches: list[list[int]] = []  # the loader reads this list in each round and keeps its workers
     loader: Any = DataLoader(
         made,
         batch_sampler=batches,

@@ -33,7 +33,7 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
     Existing environments remain.
 
     Raises:
-        ConfigError: an environment cannot be created; all other environments are.
+        ConfigError: an environment cannot be created; the other environments are created.
     """
     failed = []
     for peer, packages in REQUIRES.items():

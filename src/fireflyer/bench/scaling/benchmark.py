@@ -21,6 +21,7 @@ from fireflyer.haiscale.planner.data_parallel import Training, step_s
 
 KINDS = ("ddp", "ZeRO-3")
 LOCAL_OF_LINE = (0.45, 1.0)
+"""Times of a step's local work, relative to the time that its gradients need on a host's link."""
 SIZES = {
     "5.4 M": models.Sizes(vocabulary=4160, width=256, layers=4, heads=4),
     "17.0 M": models.Sizes(),
@@ -34,8 +35,8 @@ PAPER = {
     "VGG16, DDP (Figure 8a)": ((32, 1.0), (512, 1 / 0.867)),
     "GPT2-medium, FSDP (Figure 8b)": ((16, 1.0), (128, 0.595 / 0.57)),
 }
-"""(GPUs, step time relative to that of the fewest GPUs), read from the figures; the text says 88 %
-and 95 %."""
+"""(GPUs, step time relative to that of the fewest GPUs), read from the figures. The paper's text says
+scalings of 88 % and 95 %."""
 PAPER_TORCH = {
     "VGG16, DDP (Figure 8a)": ((32, 2.0), (512, 2.0 / 0.938)),
     "GPT2-medium, FSDP (Figure 8b)": ((16, 1 / (1 - 0.32)), (128, 1 / (1 - 0.41))),
@@ -43,7 +44,7 @@ PAPER_TORCH = {
 """The same points for torch.
 
 For Figure 8a the paper says "half the time" and a scaling of 93.8 %. For Figure 8b it says that 32
-to 41 % are saved, but not which end saves more.
+to 41 % of the time are saved, but not at which number of GPUs more is saved.
 """
 
 Say = Callable[[str], None]
@@ -163,7 +164,8 @@ def modelled(
 ) -> dict[float, list[Point]]:
     """Returns points (ranks, step time relative to that of the fewest hosts).
 
-    The key is the ratio of the local work to the line time of very many hosts.
+    The key is the time of the local work, divided by the time that a step's bytes need on the link
+    of one of very many hosts.
     """
     moved = CANDIDATES[kind].moves(models.payload(layers))
     found = {}

@@ -1,4 +1,5 @@
-"""Measured costs of communication and memory: a line between hosts of a lab, calls, memory."""
+"""Measured costs of training steps: the network link between two hosts of a lab, collective calls,
+and work in memory."""
 
 import statistics
 import tempfile
@@ -25,7 +26,7 @@ class Costs:
     """Costs in seconds.
 
     Attributes:
-        byte_s: seconds per byte on a host's line.
+        byte_s: seconds per byte on a host's network link.
         message_s: seconds per hop: the latency of a message of any length.
         call_s: seconds per collective call of any size.
         memory_byte_s: seconds per byte of one rank that its host reduces in memory, if the host has
@@ -58,6 +59,7 @@ class Costs:
         return self.call_s + max(line, self._in_memory(size, ranks_per_host) / 2)
 
     def allreduce(self, size: float, hosts: int, ranks_per_host: int) -> float:
+        """Returns the seconds of an allreduce of `size` bytes by the fastest algorithm."""
         line = min(
             hops * self.message_s + sent * self.byte_s for hops, sent in programs(size, hosts)
         )
@@ -68,9 +70,9 @@ class Costs:
 
 
 def programs(size: float, hosts: int) -> list[tuple[int, float]]:
-    """Returns (hops in sequence, bytes on the busiest line) of each way to allreduce `size` bytes.
+    """Returns (hops in sequence, bytes that the busiest host sends) for an allreduce of `size` bytes.
 
-    The ways are a ring, a double tree and, for few hosts, direct sends between all hosts: see
+    The algorithms are a ring, a double tree and, for few hosts, direct sends between all hosts: see
     docs/internals/hfreduce-network.md.
     """
     ring = 2 * (hosts - 1), 2 * size * (hosts - 1) / hosts

@@ -31,9 +31,10 @@ from fireflyer.bench.train.place import Measured, check, measure
 from fireflyer.bench.train.rows import host_rows, lab_rows
 
 LOCAL_OF_LINE = {"0.45": 0.45, "1": 1.0}
-"""Compute time of the stub, relative to the time that its gradients need on the line."""
+"""Compute time of the stub, relative to the time that its gradients need on a host's network link."""
 VGG = {1.0: "ddp", 0.5: "ddp, bf16"}
-"""Our candidates by the line time of their wire, relative to that of float32."""
+"""Our candidates by the bytes of their wire, relative to float32. The stub computes for as long as
+these bytes need on a host's network link."""
 HOST = (LOCAL, TORCH_DDP, "ddp, synchronous", "ddp", FSDP2, "ZeRO-3, synchronous", "ZeRO-3")
 HOST_RANKS = (2, 4)
 VGG_HOSTS = 2

@@ -57,7 +57,7 @@ def gathered_twice(payload: Payload) -> int:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Kind of training to measure; `goals` finds its goals by its name.
+    """Kind of training to measure; harness/goals.py has its goals under its key in CANDIDATES.
 
     Attributes:
         family: name from `options.TRAIN_FAMILIES`; "" for the work alone, which belongs to all

@@ -40,7 +40,8 @@ class Measured:
 def measure(
     place: Place, trainers: Mapping[str, Trainer], rounds: int, steps: int, raw_bytes: int
 ) -> Measured:
-    """Measures all candidates in turn, and the line in each round unless `raw_bytes` is 0."""
+    """Measures all candidates in turn, and in each round a raw TCP stream of `raw_bytes` bytes; 0: no
+    stream."""
     sent: dict[str, list[float]] = {name: [] for name in trainers}
     runs = {name: _run_of(place, trainer, sent[name]) for name, trainer in trainers.items()}
     if raw_bytes:

@@ -33,7 +33,7 @@ from fireflyer.haiscale.fsdp import FullyShardedDataParallel
 
 WINDOW = 20  # number of steps per mean
 RANKS = 2
-_LEAST = 1e-4  # percent; represents losses that are equal in every shown digit
+_LEAST = 1e-4  # percent; smaller differences, also 0, count as this value
 FP32 = "ddp, float32 wire"
 Say = Callable[[str], None]
 

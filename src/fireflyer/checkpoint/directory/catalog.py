@@ -98,7 +98,7 @@ class Catalog:
         if version != VERSION:
             raise CheckpointError(
                 f"{where} has format version {version}, but this Fireflyer reads {VERSION}: "
-                "use a Fireflyer that reads version {version}"
+                f"use a Fireflyer that reads version {version}"
             )
         manifest = decode(data, Manifest, where)
         if manifest.step != generation.step:
@@ -116,7 +116,8 @@ class Catalog:
             needed = self._needed(files, without={generation})
             committed = {file.generation for file in files if file.role == "manifest"}
             for file in files:
-                # A data file of a save without a checkpoint was kept for the damaged checkpoint.
+                # A data file of a save without a checkpoint was kept because the damaged checkpoint
+                # may refer to it.
                 mine = file.generation == generation and file.role != "manifest"
                 left = (
                     file.role == "data"
@@ -158,7 +159,7 @@ class Catalog:
         files, needed = self._settled()
         for file in files:
             if file.role == "done" and file.generation == newest:
-                continue  # the rank of that file has not seen it yet
+                continue  # the rank to which the file belongs may not have seen it yet
             if file.role in roles and file.generation <= newest and not needed(file):
                 self.storage.delete(file.name)
                 self.storage.delete(file.generation.directory)

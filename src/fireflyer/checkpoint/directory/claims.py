@@ -63,8 +63,8 @@ class Claims:
 
     @property
     def epoch(self) -> int | None:
-        """Epoch of this run. None before the run has an epoch, and in a forked child, whose saves
-        would otherwise get the names of its parent's."""
+        """Epoch of this run. None before the run has an epoch, and in a forked child, because the
+        child's files would have the names of its parent's files."""
         return self._epoch if self._process == os.getpid() else None
 
     def newest(self) -> int:
@@ -89,8 +89,8 @@ class Claims:
         """Returns True if this run may take over at once.
 
         The run must be a later attempt of the owner's task, or a task's attempt in a directory
-        without an owner. Any other run may only want to read. The same holds if the owner's claim
-        cannot be read.
+        without an owner. The result is False for any other run, because that run may only want to
+        read. It is also False if the owner's claim cannot be read.
         """
         epochs = self._epochs()
         if self.me.attempt is None or not epochs:
@@ -120,8 +120,8 @@ class Claims:
         """Makes this run the owner, fences off all older runs and returns its epoch. Idempotent.
 
         Raises:
-            CheckpointError: if a later attempt of this task has marked the directory, or in a child
-                that was forked after the claim: it would fence off its parent.
+            CheckpointError: if a later attempt of this task has marked the directory, or if this
+                process was forked after its parent claimed: it would fence off its parent.
         """
         if self._process not in (0, os.getpid()):
             raise CheckpointError(
@@ -135,7 +135,8 @@ class Claims:
             # Claims may be missing or left over if saves were copied; a new save must be newer than
             # all saves in the directory.
             candidate = max([*self._epochs(), newest_epoch(self._storage)]) + 1
-            # Checked last: a run whose epoch counts above has left its mark before.
+            # Checked last: an attempt marks the directory before it claims an epoch, so the marks of
+            # all attempts whose epochs were read above are visible now.
             self._refuse_if_late()
             if self._storage.create(_name(candidate), self._dated()):
                 self._epoch, self._process = candidate, os.getpid()

@@ -75,8 +75,10 @@ def parse_directory(name: str) -> int | None:
 
 
 def parse_file(step: int, name: str) -> tuple[str, Generation] | None:
-    """Returns role and generation of a step's file; role "temporary" if it is still being
-    written."""
+    """Returns role and generation of a step's file, or None for another name.
+
+    The role is "temporary" while the file is being written.
+    """
     match = _FILE.fullmatch(name)
     if match is None:
         return None
@@ -205,8 +207,8 @@ def _check_tensor(node: Tensor, files: dict[str, int], room: dict[str, int]) -> 
     """Validates a tensor's pieces.
 
     Args:
-        room: unused bytes of each file, less those of earlier pieces. Pieces share no bytes, so a
-            loaded state is never larger than the files.
+        room: number of bytes of each file that no earlier piece uses; updated here. Pieces share no
+            bytes, so a loaded state is never larger than the files.
     """
     size = dtype_size(node.kind, node.dtype)
     problem = _shape_flaw(node, size or 1)

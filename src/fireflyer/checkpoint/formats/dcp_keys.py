@@ -40,7 +40,7 @@ _NUMPY_CLASSES = [
 
 
 def safe_classes() -> AbstractContextManager[None]:
-    """Lets torch.load(weights_only=True) read arrays, too."""
+    """Lets torch.load(weights_only=True) read numpy arrays, too."""
     found: AbstractContextManager[None] = torch.serialization.safe_globals(_NUMPY_CLASSES)
     return found
 
@@ -75,7 +75,7 @@ def reason_of(error: Exception) -> str:
 
 
 Items = Mapping[str, Sequence[Node]]
-"""Nodes under each key, with paths relative to it."""
+"""Nodes under each key, with paths relative to the key."""
 
 
 def tree_of(items: Items, paths: Mapping[str, Sequence[Any]] | None) -> list[Node]:
@@ -196,7 +196,8 @@ class DcpKeys:
 
 
 def _stand_in(node: Tensor) -> Local:
-    """Returns a tensor without memory, or an array, which DCP treats as an object."""
+    """Returns a meta tensor for a torch tensor, and an array for a numpy array, because DCP treats
+    arrays as objects."""
     if node.kind == "numpy":
         return np.empty(0)
     dtype = getattr(torch, node.dtype, None)

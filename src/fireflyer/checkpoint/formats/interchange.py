@@ -142,7 +142,7 @@ class _ErrorRecordingFile:
 
 
 class Part(Contents):
-    """Contents under one key, with paths relative to it."""
+    """Contents under one key, with paths relative to the key."""
 
     def __init__(self, inner: Contents, name: str) -> None:
         """Selects the part.

@@ -105,7 +105,7 @@ def write(
     """Writes any contents to the file `out`, or into the folder `out`.
 
     The folder then has either model.safetensors, or an index and shards. A shard has at most
-    `shard_bytes`, or one tensor. The index is written last.
+    `shard_bytes`, or one larger tensor. The index is written last.
 
     Args:
         one_file: True if `out` is a file; None: True if its name ends in .safetensors.
@@ -395,7 +395,8 @@ class SafetensorsFiles(Contents):
             place = left.pop(path_name(node.path), None)
             if place is None or _stored(node) != (place.entry.dtype, place.entry.shape):
                 raise Corrupted(
-                    f"{self}: its text {KEY!r} describes another {path_name(node.path)}"
+                    f"{self}: the metadata key {KEY!r} lists the tensor {path_name(node.path)}, "
+                    "which the files lack or store with another dtype or shape"
                 )
             self._by_path[node.path] = place
         if left:

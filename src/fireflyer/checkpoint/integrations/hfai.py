@@ -56,8 +56,8 @@ class _Saver:
     def __call__(self, epoch: int, step: int, others: Any = None, force: bool = False) -> bool:
         """Saves if any rank received a suspend, or if `force` is set; all ranks make equal calls.
 
-        The call returns once the checkpoint is durable. After a suspend it first calls `on_suspend`
-        on every rank.
+        The call returns once the checkpoint is durable. After a suspend it also calls `on_suspend`
+        on every rank before it returns.
 
         Args:
             epoch, step: values that `init` returns at the next start.

@@ -48,13 +48,14 @@ class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  #
             trainer.strategy.checkpoint_io = _ManagerIO(io, self._load)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Restored before the data loaders' iterators, which draw their order at an epoch's start
-        # ...
+        # Restored before Lightning makes the data loaders' iterators, because these draw the order
+        # of the epoch's samples from the generators.
         if self._rng is not None:
             rng.restore(self._rng)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # ... and again after them in mid-epoch, because the saved run drew its order long before.
+        # The iterators exist now. If the save was within an epoch, its generator states are later
+        # than the draw of that epoch's order, so they are restored again.
         if self._rng is not None and self._mid_epoch:
             rng.restore(self._rng)
         self._rng = None
@@ -67,8 +68,8 @@ class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  #
         if trainer.global_step == self._checked_step:
             return  # gradients are being accumulated, and no checkpoint holds these
         self._checked_step = trainer.global_step
-        # After a fit stops within an epoch, Lightning counts that epoch as finished; so save
-        # before.
+        # After a fit stops within an epoch, Lightning counts that epoch as finished, so the state is
+        # saved before the stop.
         stops = trainer.global_step == trainer.max_steps or (
             trainer.should_stop and not self._stops
         )
@@ -88,7 +89,8 @@ class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  #
 
     def _save(self, trainer: Trainer, mid_epoch: bool) -> None:
         self._due, self._held = False, trainer.global_step
-        # Lightning offers no public checkpoint on every rank: save_checkpoint gives it to rank 0.
+        # Lightning has no public method that returns the checkpoint on every rank: save_checkpoint
+        # writes it on rank 0 only.
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         state = {"lightning": plain(checkpoint), "mid_epoch": mid_epoch}
         handle = self.manager.save(

@@ -11,7 +11,7 @@ from fireflyer.storage import Storage
 
 
 class ManagerCallback:
-    """First base of a callback that saves through `manager`."""
+    """First base class of a callback that saves through `manager`."""
 
     def __init__(
         self,

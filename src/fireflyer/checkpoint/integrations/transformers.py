@@ -80,7 +80,8 @@ class FireflyerCallback(ManagerCallback, TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._forget_restored()
         self._due = self.manager.should_save(state.global_step) or control.should_training_stop
-        # The end of an epoch follows its last step, and may log and evaluate once more.
+        # After the last step of an epoch, `on_epoch_end` is called and may log and evaluate once
+        # more, so the save waits for that call.
         self._await_epoch = state.epoch is not None and float(state.epoch).is_integer()
         self._await_what_follows(control)
         self._save_if_ready(state, control, parts)
@@ -123,7 +124,7 @@ class FireflyerCallback(ManagerCallback, TrainerCallback):  # type: ignore[misc]
         self.manager.wait()
 
     def _await_what_follows(self, control: TrainerControl) -> None:
-        """Records the log and evaluation that follow in this step.
+        """Records if a log and an evaluation follow in this step.
 
         A save includes both, and the generators' states after them.
         """
@@ -164,7 +165,7 @@ def _as_trainer_reads(own: dict[str, Any], world: int) -> dict[str, Any]:
 
 
 def _of_all_devices(state: torch.Tensor) -> list[torch.Tensor]:
-    """Returns states for all visible devices: the Trainer sets all, while this rank uses one."""
+    """Returns states for all visible devices, because the Trainer sets all; this rank uses one."""
     states = torch.cuda.get_rng_state_all()
     states[torch.cuda.current_device()] = state
     return states

@@ -48,8 +48,8 @@ def agreed(storage: Storage, places: Sequence[Place]) -> dict[Path, Local | None
     """Determines the values of places that share memory, before anything is written.
 
     Tensors in the same memory whose saved pieces and checksums are equal are filled once. For other
-    overlapping places, and for views that only interleave, the values are read into separate
-    memory.
+    overlapping places, and for interleaved views that share no element, the values are read into
+    separate memory.
 
     Returns:
         For each path the value with which to `fill` the place; None if another place of the same

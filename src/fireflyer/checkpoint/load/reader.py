@@ -66,7 +66,8 @@ class Reader:
         self._scattered: list[_Scattered] = []
 
     def want(self, tensor: Tensor, local: Local, box: Box) -> None:
-        """Requests that `run` fills `local` with a box of the tensor of a decoded manifest."""
+        """Requests that `run` fills `local` with the box `box` of `tensor`, a node of a decoded
+        manifest."""
         itemsize = local.dtype.itemsize
         view, address = byte_view(local), address_of(local)
         for piece in tensor.pieces:

@@ -179,7 +179,8 @@ def _newest(sources: Sequence[Catalog], step: int | None, skipped: set[_Choice])
 def _skip(
     catalog: Catalog, generation: Generation, findings: Sequence[int], reason: Exception | None
 ) -> None:
-    """Sets a damaged checkpoint aside. The rank with the worst finding logs why it is skipped."""
+    """Sets a damaged checkpoint aside. The rank with the worst finding logs why the checkpoint is
+    skipped."""
     rank, _ = rank_and_world()
     worst = max(findings)
     if rank == findings.index(worst):
@@ -269,7 +270,8 @@ def _want(
 
 
 def _tensors_of(targets: Mapping[Path, _Target]) -> list[torch.Tensor]:
-    """Returns all tensors of the targets; a DTensor and its local part have separate versions."""
+    """Returns all tensors of the targets. A DTensor and its local part are both listed, because each
+    has a version counter."""
     return [
         one
         for target in targets.values()

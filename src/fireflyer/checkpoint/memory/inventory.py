@@ -1,10 +1,11 @@
 """Replicas of saves in the nodes' memory: each keeper's holdings, evictions, complete saves.
 
-Pure: no I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol. A
-    save is *complete* if at least one keeper has its commit mark and every rank's data is in at
-    least one keeper. The mark is made only after all data was in place twice. So a keeper with the
-    mark drops all older saves, and a keeper without it keeps the previous save. A keeper holds at
-    most two saves: the newest marked save and the next.
+Pure: no I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol.
+
+A save is *complete* if at least one keeper has its commit mark and every rank's data is in at least
+one keeper. The mark is made only after two keepers have each rank's data. So a keeper with the mark
+drops all older saves, and a keeper without it keeps the previous save. A keeper holds at most two
+saves: the newest marked save and the next.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """One keeper's contents for one place; no entries for a node that has lost its keeper."""
+    """One keeper's contents for one place, the identity of a checkpoint directory. There are no entries
+    for a node that has lost its keeper."""
 
     entries: tuple[Entry, ...] = ()
 

@@ -8,8 +8,9 @@ LINGER_S seconds. It then unlinks SOCKET under the lock that connecting ranks al
 connects to a keeper that is about to end.
 
 The keeper is passive. Ranks connect to their own node's keeper by the Unix socket, and to other
-nodes' keepers by TCP. By TCP, they must prove the key of their job's `Join`. Each connection has
-one thread; `_lock` guards their shared state. This module does not import torch.
+nodes' keepers by TCP. A rank that connects by TCP must prove that it knows its job's key, which the
+keeper got in a `Join`. Each connection has a thread, and `Keeper._lock` guards the state that the
+threads share. This module does not import torch.
 """
 
 import contextlib
@@ -40,9 +41,10 @@ from fireflyer.program import allow_descriptors
 
 HANDSHAKE_S = 10.0
 UNPROVEN_CONNECTIONS = 64
+"""Maximum number of TCP connections whose ranks have not yet proven a key."""
 KEYS_KEPT = 8
-"""Number of keys kept, those of the newest attempts. Ranks of older attempts can no longer connect;
-the fence stops their saves."""
+"""Number of job attempts whose keys the keeper remembers, the newest ones. Ranks of older attempts
+can no longer connect by TCP; the fence on the epoch stops their saves."""
 
 
 class _Replica(msgspec.Struct, frozen=True):
@@ -51,7 +53,8 @@ class _Replica(msgspec.Struct, frozen=True):
 
 
 class _PlaceReplicas:
-    """State of one place: its replica table, and the memory of the replicas."""
+    """State of one place (the name under which a job's attempts keep their saves): its replica
+    table, and the memory of the replicas."""
 
     def __init__(self) -> None:
         self.table = ReplicaTable()
@@ -71,7 +74,7 @@ class _PlaceReplicas:
 
 
 class Keeper:
-    """Replicas by place, keys and listeners. Thread-safe."""
+    """Owner of the replicas of each place, the jobs' keys and the TCP listeners. Thread-safe."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -86,8 +89,8 @@ class Keeper:
         self._wake, self._notify = socket.socketpair()
 
     def run(self, linger_s: float | None, leave: Callable[[], bool]) -> None:
-        """Serves until no connection was open for `linger_s` (None: forever) and `leave` returns
-        True."""
+        """Serves until no connection has been open for `linger_s` seconds and `leave` then returns
+        True. If `linger_s` is None, serves forever."""
         while True:
             with self._lock:
                 idle_s = time.monotonic() - self._idle_since
@@ -279,7 +282,7 @@ class Keeper:
         wire.send(sock, wire.Done())
 
     def _gather(self, place: _PlaceReplicas, gather: wire.Gather) -> list[bytes]:
-        """Waits until all data is in place; returns the parts by rank."""
+        """Waits until the data of all ranks is in place; returns their manifest parts, by rank."""
         stamp = gather.stamp
         with self._changed:
             self._changed.wait_for(
@@ -383,9 +386,10 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def _leave(listener: socket.socket, path: str) -> bool:
-    """Ends the process; returns False instead if a rank has connected meanwhile.
+    """Ends the process; returns False instead if a rank waits to be accepted.
 
-    The function first removes the socket's name, so no rank can connect afterwards.
+    Ranks connect under the same lock. The process removes the socket's name before it ends, so no
+    rank connects to the ended keeper.
     """
     with open(lock_path(path), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -396,7 +400,7 @@ def _leave(listener: socket.socket, path: str) -> bool:
 
 
 def lock_path(path: str) -> str:
-    """Returns the path of the lock of all keepers' sockets in one directory."""
+    """Returns the path of the lock file that all keepers' sockets in one directory share."""
     return os.path.join(os.path.dirname(path), "lock")
 
 

@@ -1,4 +1,4 @@
-"""A rank's connections to keepers, and the start of its node's keeper outside the platform."""
+"""A rank's connections to keepers; starts its node's keeper if the platform has not done so."""
 
 import contextlib
 import fcntl
@@ -39,12 +39,12 @@ R = TypeVar("R", wire.Joined, wire.Done, wire.Found, wire.Holds)
 
 
 class KeeperLink:
-    """Connection to one keeper, about one place. Threads that share a connection hold `busy`.
+    """Connection to one keeper for the saves of one place. Threads that share it hold `busy`.
 
     Every method raises the errors that the keeper reports (CheckpointError, NoSpace, Corrupted,
     StorageError, DeadlineExceeded). A method raises PeerLost if the keeper is gone, and
-    ProtocolMismatch if the keeper's protocol differs. These two errors close the link, and so does
-    a DeadlineExceeded of the connection.
+    ProtocolMismatch if the keeper's protocol differs. These two errors close the link. The link
+    also closes if the keeper does not answer in time; the method then raises DeadlineExceeded.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KeeperLink:
         """Joins over a connected Unix socket; returns link, keeper's port and inventory.
 
         Args:
-            wait_s: timeout of the answer; None: as for any other answer.
+            wait_s: timeout of the answer in seconds; None: `join.stall_s`.
         """
         link = cls(sock, "this node's keeper", passes_memory=True, stall_s=join.stall_s)
         try:
@@ -158,7 +158,7 @@ class KeeperLink:
             return [self._reply(wire.Done)[1] for _ in range(count)]
 
     def await_commit(self, stamp: Stamp, timeout_s: float) -> None:
-        """Waits for the commit of the save at the rank's own keeper, which holds its data."""
+        """Waits until rank 0 has committed the save at this keeper, that of the rank's node."""
         self._ask(wire.Await(stamp, timeout_s), wire.Done, wait_s=timeout_s + self._stall_s)
 
     def look(self) -> Inventory:
@@ -221,7 +221,8 @@ class KeeperLink:
 
     @contextlib.contextmanager
     def _wire(self, wait_s: float | None = None) -> Iterator[None]:
-        """Closes the connection if it breaks or blocks the caller for longer than `wait_s`."""
+        """Closes the connection if it breaks or blocks the caller for longer than `wait_s` seconds
+        (None: `stall_s`)."""
         try:
             self._arm(self._stall_s if wait_s is None else wait_s)
             yield
@@ -248,8 +249,8 @@ class KeeperLink:
 def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
     """Connects to this node's keeper.
 
-    If FIREFLYER_KEEPER is set, this is the task's keeper. Otherwise it is a keeper of the place and
-    node, which the call starts if there is none.
+    If FIREFLYER_KEEPER is set, the call connects to the task's keeper, at this socket path.
+    Otherwise each place has one keeper per node, which the call starts if it does not run.
 
     Raises:
         PeerLost: if the keeper cannot be reached.
@@ -279,7 +280,8 @@ def _local_path(place: str, node: str) -> tuple[str, bool]:
 
 
 def local_probe(place: str, node: str) -> KeeperProbe:
-    """Returns a probe of this node's keeper. A keeper closes a connection without a join."""
+    """Returns a probe of this node's keeper. The keeper answers it by closing the connection,
+    because the probe's first message is not a `Join`."""
 
     def connect(sock: socket.socket) -> None:
         with _address(_local_path(place, node)[0]) as address:
@@ -290,7 +292,8 @@ def local_probe(place: str, node: str) -> KeeperProbe:
 
 
 def remote_probe(address: str, port: int, key: bytes) -> KeeperProbe:
-    """Returns a probe of another node's keeper, which at once answers if it knows the key."""
+    """Returns a probe of another node's keeper. The keeper answers at once, whether or not it knows
+    the key."""
     hello = Hello.make(wire.key_name(key), Purpose.DATA, -1, -1)
     return KeeperProbe(lambda sock: sock.connect((address, port)), socket.AF_INET, hello.raw)
 
@@ -307,7 +310,7 @@ def _address(path: str) -> Iterator[str]:
 
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(CONNECT_S)  # so that the full backlog of a stuck keeper is an error
+    sock.settimeout(CONNECT_S)  # a stuck keeper with a full backlog then causes an error, no hang
     try:
         with _address(path) as address:
             sock.connect(address)

@@ -9,8 +9,9 @@ _UNREACHED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGA
 
 
 class KeeperProbe:
-    """Pending question on a connection of its own. Any outcome, including the connection's end,
-    means that a regular request to the keeper will not hang. Not thread-safe."""
+    """Request to a keeper on a separate connection, whose answer is pending. Any answer, including
+    a closed connection, means that a regular request to the keeper will not hang. Not
+    thread-safe."""
 
     def __init__(
         self, connect: Callable[[socket.socket], None], family: int, question: bytes
@@ -25,7 +26,7 @@ class KeeperProbe:
         self._sent = False
 
     def answered(self) -> bool:
-        """Returns True if an answer has arrived."""
+        """Returns True if an answer has arrived; connects and sends the question if needed."""
         try:
             if self._sock is None:
                 self._sock, self._sent = socket.socket(self._family), False

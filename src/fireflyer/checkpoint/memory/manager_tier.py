@@ -24,7 +24,9 @@ _log = get_logger("checkpoint")
 
 
 class InMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for the newest save in the nodes' memory; see docs/internals/checkpoint-tiers.md.
+    """Options of the tier that holds the newest save in the nodes' memory.
+
+    docs/internals/checkpoint-tiers.md describes the tier.
 
     Raises:
         ConfigError: if a number is invalid.
@@ -34,7 +36,7 @@ class InMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of bytes that a node may hold; None: half of the available memory, divided
     among the job's nodes on the machine."""
     linger_s: float = LINGER_S
-    """Seconds that a keeper outside the platform continues without a connected rank."""
+    """Seconds that a keeper continues without a connected rank, unless the platform started it."""
     deadline_s: float = PLACE_DEADLINE_S
     """Maximum number of seconds that a rank waits, in one save, for keepers and other ranks'
     replicas. At most half of the manager's `commit_deadline_s` applies."""
@@ -55,8 +57,8 @@ class _Origin(msgspec.Struct, frozen=True):
     """Message of rank 0 before all ranks join."""
 
     place: str = ""
-    """Identity of the directory; "" if it has no claim yet, so that no save of it can be in
-    memory."""
+    """Identity of the directory. "" if the directory has no claim yet; then memory cannot hold a
+    save of it."""
     epoch: int = 0
     error: str = ""
 
@@ -78,7 +80,7 @@ class ReplicaCatalog(Catalog):
 
 
 class Copies:
-    """The memory tier of one manager. The constructor, `join` and `opened` are collective.
+    """The memory tier of one manager. `join` and `opened` are collective.
 
     The replicas are identified by the storage's name and its first claim, which lasts as long as
     the directory. So a directory that is deleted and created again does not find old replicas.
@@ -93,8 +95,7 @@ class Copies:
         commit_deadline_s: float,
     ) -> None:
         self._options = options
-        # While one rank waits for its keeper, the other ranks wait for that rank, at most this
-        # long.
+        # Limits a rank's waits for its keeper, because the other ranks wait for that rank.
         self._most_s = commit_deadline_s / 2
         self.deadline_s = min(options.deadline_s, self._most_s)
         self._control = control
@@ -125,10 +126,11 @@ class Copies:
         """Agrees with the other ranks on the contents of memory. Collective; not during a save.
 
         Args:
-            first: rank 0 calls this before; its error reaches all ranks.
+            first: called on rank 0 before it reads the claims.
 
         Raises:
-            CheckpointError, FireflyerError: on all ranks, if rank 0 cannot read the claims.
+            CheckpointError, FireflyerError: on all ranks, if `first` fails or rank 0 cannot read
+                the claims.
         """
         rank, world = rank_and_world()
         mine, failure = _Origin(), None
@@ -207,7 +209,7 @@ class Copies:
         """Calls `MemoryTier.replicate`; returns False if there is no tier."""
         if self._tier is None or not self._tier.replicate(generation, data, describe, merge):
             return False
-        self._found = None  # the keepers have discarded it
+        self._found = None  # the keepers have replaced the found save by this one
         return True
 
     def give_up(self, generation: Generation, error: BaseException) -> None:
@@ -219,8 +221,8 @@ class Copies:
 
     @contextmanager
     def opened(self) -> Iterator[list[Catalog]]:
-        """Yields the newest complete save in memory, if there is one. Collective; equal on all
-        ranks."""
+        """Yields a catalog of the newest complete save in memory, or an empty list. Collective;
+        equal on all ranks."""
         if any(row[0] for row in self._control.numbers([self.wanting])):
             self.join()
         tier = self._tier
@@ -242,8 +244,8 @@ class Copies:
                 storage.close()
 
     def loaded(self, generation: Generation, step: int | None) -> None:
-        """Records the newest good generation of a `load`; a newer generation in memory was not
-        good."""
+        """Records that a `load` of `step` (None: of the newest step) used `generation`. A newer
+        generation in memory was then damaged, so `known` forgets it."""
         known = self.known
         if known is not None and known > generation and step in (None, known.step):
             self._found = None
@@ -287,5 +289,6 @@ def _generation(complete: Complete) -> Generation:
 
 
 def _here() -> tuple[int, int, int]:
-    """Returns this process and its world; a tier serves no forked child and no other world."""
+    """Returns (process id, rank, world size). A tier made for other values cannot be used: this
+    process is a forked child, or the ranks have changed."""
     return (os.getpid(), *rank_and_world())

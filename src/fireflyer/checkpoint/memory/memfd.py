@@ -14,8 +14,8 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Memory:
-    """Owner of a memfd's descriptor, which closes with the object. The pages live while any
-    descriptor is open."""
+    """Owner of a memfd's descriptor, which closes with the object. The memfd's memory lives while
+    any process has a descriptor of it open."""
 
     def __init__(self, fd: int) -> None:
         """Takes ownership of `fd`."""

@@ -1,5 +1,6 @@
-"""Protocol between ranks and keepers, on blocking stream sockets. Keepers import it, so it uses no
-torch.
+"""Protocol between ranks and keepers, on blocking stream sockets.
+
+Keepers import this module, so it uses no torch.
 
 A message is a frame (msgpack) and a body. A body is a series of frames that ends with an empty
 frame. Requests are answered in order. A replica's bytes follow their message unframed on TCP. On a
@@ -59,13 +60,14 @@ class Join(msgspec.Struct, frozen=True, tag="Join"):
     epoch: int
     """Epoch of the run; 0 if it is still unknown."""
     limit_bytes: int
-    """Limit of the place, in bytes. 0: half of the sum of the bytes held and the available memory,
-    divided equally among the `share` nodes on the machine."""
+    """Limit of the place, in bytes. 0: half of the sum of the bytes that the place holds and this
+    node's equal share of the machine's available memory."""
     key: bytes
     """Key of this attempt of the job; ranks on other nodes must prove it."""
     address: str
     """Address at which this node's keeper listens for those ranks."""
     share: int = 1
+    """Number of the job's nodes on this machine."""
     stall_s: float = STALL_S
     """Maximum number of seconds that a rank may block the keeper within a message."""
 
@@ -84,8 +86,8 @@ class Put(msgspec.Struct, frozen=True, tag="Put"):
 
 
 class Place(msgspec.Struct, frozen=True, tag="Place"):
-    """Placement of a rank's data, or its error; sent to rank 0's keeper. Body: its manifest
-    part."""
+    """Report to rank 0's keeper that a rank has placed its data, or has failed. Body: the rank's
+    manifest part."""
 
     stamp: Stamp
     world: int
@@ -185,7 +187,7 @@ ERRORS: dict[str, type[FireflyerError]] = {
     kind.__name__: kind
     for kind in (CheckpointError, Corrupted, NoSpace, StorageError, DeadlineExceeded)
 }
-"""Errors that a keeper can raise in its caller, by name."""
+"""Errors that a keeper may report and its caller then raises, by name."""
 
 _encode = msgspec.msgpack.Encoder().encode
 request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -219,7 +221,7 @@ def receive_exactly(sock: socket.socket, count: int) -> bytearray:
     """Receives `count` bytes.
 
     Raises:
-        PeerLost: if the stream ends before that.
+        PeerLost: if the stream ends earlier.
         OSError: from the socket, e.g. a timeout.
     """
     data = bytearray(count)

@@ -1,4 +1,4 @@
-"""Adapter that presents a save in the nodes' memory as a storage, so that it loads like one on
+"""Adapter that presents a save in the nodes' memory as a storage, so that it loads like a save on
 disk."""
 
 import ctypes
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def path(self) -> str | None:
-        """Path of this node's memory, valid while this object exists; None for another node."""
+        """Path of the memfd, valid while this object exists; None if another node holds it."""
         return None if self._memory is None else f"/proc/self/fd/{self._memory.fd}"
 
     def fill(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
@@ -163,7 +163,8 @@ class ReplicaStorage:
     def _read_own(
         self, name: str, segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> bool:
-        """Reads natively while the best remaining holder is this node; returns False otherwise."""
+        """Reads with native code from this node's memory; returns False if the best remaining
+        holder is another node."""
         wrong: int | None = None
         while True:
             source = self._first(name, wrong)
@@ -194,7 +195,7 @@ class ReplicaStorage:
             first = last
 
     def list(self, name: str = "") -> list[str]:
-        files = [self._manifest_name, *self._data]  # without a lookup, because a holder may be gone
+        files = [self._manifest_name, *self._data]  # asks no holder, because one may be gone
         if not name:
             return sorted({file.split("/", 1)[0] for file in files})
         return sorted(file[len(name) + 1 :] for file in files if file.startswith(f"{name}/"))
@@ -234,14 +235,14 @@ class ReplicaStorage:
                 self._give_up(name, source, error)
 
     def _first(self, name: str, wrong: int | None = None) -> Source:
-        """Returns the holder in use.
+        """Returns the first holder that has the file; drops holders that do not, or are gone.
 
         Args:
             wrong: index of the segment that was damaged at the previous holder.
 
         Raises:
             StorageError: if the save has no such file.
-            Corrupted: if no holder is left; its segment is `wrong`.
+            Corrupted: if no holder is left; the error's `segment` is `wrong`.
         """
         if name not in self._data:
             raise StorageError(f"{self}/{name} does not exist")

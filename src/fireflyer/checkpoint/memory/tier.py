@@ -55,10 +55,12 @@ class ControlGroup(Protocol):
 
 
 class _JoinRequest(msgspec.Struct, frozen=True):
-    """A rank's message before it joins its keeper."""
+    """Message of a rank to all ranks, before the rank joins its keeper."""
 
     node: str
+    """Key that is equal for all ranks of one node; see `host_key`."""
     machine: str
+    """Boot id of the machine, which may run several nodes in containers."""
     key: bytes
     """Key of the job, from rank 0. It appears only in the control group's messages, never in
     arguments, files or logs."""
@@ -96,7 +98,8 @@ class _KeeperConnections:
         self._stopped = False
 
     def stop(self) -> None:
-        """Ends all current and later waits for keepers with PeerLost; for another thread."""
+        """Ends all current and later waits for keepers with PeerLost. Called from another
+        thread."""
         self._stopped = True
         for link in list(self._links.values()):
             link.interrupt()
@@ -116,7 +119,7 @@ class _KeeperConnections:
             if node == self._node:
                 raise PeerLost("this node's keeper is gone")
             link = self._links[node] = self._connect(node)
-        if self._stopped:  # checked here, because now `stop` can see the link
+        if self._stopped:  # checked after the link is in `_links`, where `stop` finds it
             raise PeerLost("the save was abandoned: the members of the job have changed")
         link.end = self.end
         return link
@@ -145,8 +148,8 @@ class MemoryTier:
 
     The constructor, `join` and `newest` are collective; all other methods are local. Use the object
     from one thread at a time; storages from `open` are independent of it. Only `open` raises if
-    memory or a keeper is missing. Otherwise rank 0 logs one warning and the tier is skipped: saves
-    go to storage alone.
+    memory or a keeper is missing. In all other methods, rank 0 then logs one warning and saves go
+    to storage alone.
     """
 
     def __init__(
@@ -166,15 +169,18 @@ class MemoryTier:
         Args:
             place: name that separates this manager's saves from other managers' saves: its
                 storage's name, equal for all attempts.
-            epoch: the run's epoch if the run has claimed one; older runs are then locked out.
+            epoch: the run's epoch, or 0 if the run has claimed none. This node's keeper rejects
+                runs with a lower epoch.
             limit_bytes: maximum number of bytes that this node's keeper may hold of this place.
                 None: half of the sum of the bytes already held and the node's share of the memory
                 available at the join.
-            linger_s: seconds that a keeper outside the platform continues without a connection.
+            linger_s: seconds that a keeper continues without a connection, unless the platform
+                started it.
             deadline_s: maximum number of seconds that this rank waits for keepers and other ranks:
                 in one save (counted from the end of its copy), in a `join`, or for one answer to a
                 load.
-            start_s: like `deadline_s`, for a join during which this node's keeper may be starting.
+            start_s: lower bound, in seconds, of the timeout of a join's wait for this node's
+                keeper, because the keeper may still be starting.
         """
         self._control = control
         self._rank = rank
@@ -198,8 +204,9 @@ class MemoryTier:
         self._ranks_node: list[int] = []
         self._warned = False
         self.healthy = False
-        """True if all of this rank's operations since the last `join` succeeded. If it is False on
-        any rank, call `join` again on all ranks: a new, empty keeper replaces a lost keeper."""
+        """False after a failure that only another `join` can repair, such as the loss of a keeper.
+        If it is False on any rank, call `join` on all ranks. A new, empty keeper then replaces a
+        lost keeper."""
         self.found: Complete | None = None
         """Newest complete save that the nodes held at the last `join`."""
         self.join()
@@ -284,7 +291,10 @@ class MemoryTier:
         return link, address, port, inventory
 
     def _settle(self, found: Complete | None) -> str:
-        """Settles the keeper on the agreed save, on a node's first rank; returns an error or ""."""
+        """Tells this node's keeper the agreed save, if this is the node's first rank.
+
+        Returns an error message, or "".
+        """
         if self._ranks_node.index(self._node) != self._rank:
             return ""
         try:
@@ -375,13 +385,13 @@ class MemoryTier:
             return self._commit(generation, manifest)
 
     def _commit(self, generation: Generation, manifest: bytes) -> bool:
-        """Marks the save as good on all keepers; rank 0 only."""
+        """Commits the save on all keepers; returns False if a keeper is lost. Rank 0 only."""
         try:
             for node in range(len(self._nodes)):
                 self._link(node).tell(wire.Commit(_stamp(generation), self._world), manifest)
         except FireflyerError as error:
-            # A keeper with the mark has dropped the previous save, so this save stays; `join` marks
-            # it on the other keepers.
+            # A keeper that got the commit has dropped the previous save, so this save stays. The
+            # next `join` commits it on the other keepers.
             self._note(generation, error)
             self.healthy = False
             return False
@@ -420,8 +430,8 @@ class MemoryTier:
     ) -> float:
         """Sends this rank's data to two keepers; returns the start of the save's time budget.
 
-        The budget starts (by time.monotonic) when the data is copied, because a storage save would
-        also have waited for the copy.
+        The budget starts (by time.monotonic) when the copy of the data ends, because a save to
+        storage alone would also wait for the copy.
         """
         stamp, rank, world = _stamp(generation), self._rank, self._world
         error, part = "", b""

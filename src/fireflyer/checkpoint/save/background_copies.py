@@ -1,4 +1,7 @@
-"""Registry of overlapped copies; ends them before changes that version counters miss."""
+"""Registry of the copies that overlap training.
+
+It ends the copies before changes of tensors that torch's version counters do not record.
+"""
 
 import contextlib
 import os

@@ -42,9 +42,9 @@ class Job(msgspec.Struct, kw_only=True):
     world: int
     plan: Plan
     values: list[Value]
-    """Values that this rank provides."""
+    """Plain values of the state that this rank provides."""
     own: Sequence[Slot | Value] | None
-    """This rank's per_rank state."""
+    """State that this rank passed as `per_rank`."""
     table: Table
     """Sections of this rank's shares in the plan, then of the tensors in `own`."""
     boxes: list[Box]
@@ -73,14 +73,14 @@ class Committer:
         self._storage = catalog.storage
         self._claims = claims
         self._keep = keep
-        # One of two ranks may have waited for the memory tier while the other did not.
+        # A rank that has not waited for the memory tier must wait for a rank that has.
         self._deadline_s = deadline_s + (copies.deadline_s if copies is not None else 0.0)
         self._copies = copies
         self._swept = False
         self._abandoned = threading.Event()
 
     def run(self, job: Job) -> Written:
-        """Writes this rank's file; returns its pieces' places once the checkpoint is committed.
+        """Writes this rank's file; returns the places of its pieces once the save is committed.
 
         Raises:
             CheckpointError: if another rank failed or missed the deadline, a tensor changed while

@@ -1,4 +1,4 @@
-"""One rank's data file: its pieces, their places, and their bytes while the copy runs."""
+"""One rank's data file: its pieces and their places, written while the copy into the arena runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,12 +15,12 @@ _PAGE_BYTES = 4096
 write directly from the arena."""
 
 SERIES_SAVES = 16
-"""Number of incremental saves after which a save writes everything, so that older bytes are not
-needed."""
+"""Number of saves in a series. The first save of a series writes everything; the other saves refer
+to files of their series only."""
 
 _OLDER_PER_KEPT, _OLDER_PER_ALL = 4, 2
-"""Maximum size of the older files still in use: as multiples of the pieces still used in them, and
-of all pieces."""
+"""Maximum ratios of the total size of the older files to which an incremental save refers. The
+first is relative to the pieces still used in these files, the second to all pieces."""
 
 
 class Written(NamedTuple):
@@ -37,7 +37,7 @@ class Written(NamedTuple):
 
 
 class Image:
-    """Data file that is written while the copy runs.
+    """Data file that is written while the copy into the arena runs.
 
     Given the result of the last save, the file holds only the sections that have changed since.
     These sections are known only when the whole copy has ended. The file holds all sections once in

@@ -1,4 +1,4 @@
-"""Device tensors: the device copies them into the arena, in a stream of its own."""
+"""Copies of device tensors into the arena: the device runs them, in a separate stream."""
 
 from typing import Any
 
@@ -46,8 +46,9 @@ class CopyStreams:
 
         Args:
             copies: int64 [n, 3], see DeviceLane.start.
-            follow: make that stream wait for the copy, so that later work in the stream may change
-                the sources.
+            compare: compare the bytes with the arena's contents, see DeviceCopy.changed.
+            follow: make the caller's stream wait for the copy, so that later work in the stream may
+                change the sources.
 
         Raises:
             CheckpointError: if the device reports an error.

@@ -10,8 +10,8 @@ from fireflyer.checkpoint.state.tree import Container, Path, path_name
 from fireflyer.errors import CheckpointError
 
 SPLIT_BYTES = 8 << 20
-"""Minimum size of the pieces into which a replicated box is cut. A rank with less to write counts
-as idle, so small states stay in few files."""
+"""Minimum size of the pieces into which a replicated box is cut. A rank with less than this to
+write counts as idle, so small states stay in few files."""
 
 
 class Share(NamedTuple):
@@ -33,13 +33,14 @@ class Plan:
     """The merged state, and the rank that provides each part of it."""
 
     nodes: list[Slot]
-    """Slots of all ranks, parents before children, in order; tensor offsets are meaningless."""
+    """Slots of all ranks, parents before children, in order. The box of a tensor slot is that of an
+    arbitrary rank."""
     tensors: list[TensorSlot]
     """Tensor slots of `nodes`."""
     shares: list[list[Share]]
     """Shares by rank."""
     values: list[list[int]]
-    """Indices of the values that a rank provides, in its `layout.values`; by rank."""
+    """For each rank, indices in its `layout.values` of the values that the rank provides."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class _Entry:
     """Lowest rank that has the slot."""
     children: list[Path] = field(default_factory=list)
     holders: dict[Box, list[tuple[int, int]]] = field(default_factory=dict)
-    """Ranks that have a box, as (rank, leaf)."""
+    """Ranks that have a box, as (rank, index in the rank's `layout.tensors`)."""
 
 
 class _Chunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""Preparation of a save: all ranks agree on the save or fail together; then each knows its
+"""Preparation of a save: all ranks agree on the save or fail together; then each rank knows its
 pieces."""
 
 import contextlib
@@ -32,9 +32,9 @@ class Prepared(NamedTuple):
     """Leaves of the state, then those of per_rank."""
     locals: list[Local]
     values: list[Value]
-    """Values that this rank provides."""
+    """Plain values of the state that this rank provides."""
     own: list[Slot | Value] | None
-    """This rank's per_rank state."""
+    """State that this rank passed as `per_rank`."""
     metrics: Metrics
     """Metrics that this rank passed to `save`."""
     rejoin: bool

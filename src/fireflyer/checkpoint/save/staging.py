@@ -1,4 +1,7 @@
-"""Staging: copies one rank's pieces into the arena, in `save` or during the next step."""
+"""Staging: copies one rank's pieces into the arena, in `save` or during the next step.
+
+The arena is host memory that is reused from save to save.
+"""
 
 import contextlib
 import itertools
@@ -21,8 +24,8 @@ ALIGNMENT = 64
 """Alignment in bytes: pieces start at multiples of it in the arena and in files."""
 
 OVERLAP_BYTES = 64 << 10
-"""Size below which pieces are copied at once even with overlap, because the buffers that a forward
-pass changes are small."""
+"""Minimum size of the pieces whose copy may overlap training. Smaller pieces are copied before
+`save` returns, because they include the buffers that a forward pass changes."""
 
 QUIET_S = 1.0
 """Upper bound of the duration of one operation on a tensor, in seconds. A change during the copy
@@ -120,7 +123,13 @@ class Staged:
         compared: np.ndarray[Any, Any] | None,
         keep: Sequence[Local],
     ) -> None:
-        """Adds a started copy from `keep`; `compared` holds its sections if the copy compares."""
+        """Adds a copy that has been started.
+
+        Args:
+            compared: indices of the copied sections, if the copy compares them with the arena's
+                contents; else None.
+            keep: sources of the copy, to keep alive until it ends.
+        """
         self._copies.append((copy, compared))
         self._keep = keep
 
@@ -156,8 +165,8 @@ class Staged:
                 copy.wait(None, False)
 
     def release(self) -> None:
-        """Completes the copy and checks its sources. The training thread calls it before a
-        change."""
+        """Completes the copy and checks its sources. The training thread calls this before it
+        changes them."""
         if not self._still.is_set():
             with contextlib.suppress(CheckpointError):  # the committing thread raises it
                 self.wait(help=True)
@@ -296,7 +305,8 @@ class Stager:
         overlap: bool,
         compare: bool,
     ) -> list[tuple[DeviceCopy, np.ndarray[Any, Any] | None]]:
-        """Starts the copies of the sections selected by `there`; late sections come last."""
+        """Starts the copies of the sections selected by `there`. Those also selected by `late`,
+        which may end after `stage` returns, come last."""
         started = []
         for chosen in (there & ~late, there & late):
             if not chosen.any():
@@ -357,7 +367,7 @@ def _watched(
 
 
 def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:
-    """Copies a section without an address: strided, lazily conjugated or on an unknown device.
+    """Copies a section that only torch or numpy can copy, e.g. from a strided tensor.
 
     Returns True if the arena's bytes changed; always True for a section with bytes unless
     `compare`.

@@ -106,7 +106,7 @@ def _file(
 
 
 def _extend(crcs: list[int], position: int, part: memoryview) -> None:
-    """Updates the CRCs of a piece's blocks with its bytes from `position` on."""
+    """Updates the CRCs of a piece's blocks with `part`, which starts at byte `position` of it."""
     done = 0
     while done < len(part):
         room = CRC_BYTES - (position + done) % CRC_BYTES
@@ -126,7 +126,7 @@ def commit(
     nodes: Sequence[Node],
     metrics: Mapping[str, float | Literal["nan", "inf", "-inf"]] | None = None,
 ) -> None:
-    """Commits a checkpoint with these nodes of the state tree, whose pieces are durable.
+    """Commits a checkpoint with these nodes of the state tree. Their pieces must be durable.
 
     Raises:
         CheckpointError: if a newer run owns the directory.

@@ -135,8 +135,8 @@ def is_contiguous(inner: Box, outer: Box) -> bool:
 def boxes_of_range(shape: Shape, start: int, stop: int) -> Iterator[tuple[int, Box]]:
     """Yields the elements [start, stop) of a contiguous tensor as boxes, in order.
 
-    Each box comes with the index of its first element. There are at most 2 * len(shape) - 1 boxes,
-    each contiguous.
+    Each box comes with the index of its first element in the flattened tensor. There are at most
+    2 * len(shape) - 1 boxes, each contiguous.
     """
     if start >= stop:
         return

@@ -1,7 +1,7 @@
 """Contents of a checkpoint during a conversion between formats: nodes and streams of bytes.
 
-A stream holds one tensor's bytes. So no format needs to know another format, and no state has to
-fit into memory.
+A stream holds one tensor's bytes. Each format converts to and from `Contents`, so no format needs
+to know another format, and no state has to fit into memory.
 """
 
 import abc
@@ -31,7 +31,8 @@ STREAM_BYTES = 4 << 20
 
 
 class Contents(abc.ABC):
-    """Nodes (their pieces are meaningless) and bytes. `str` names the source for messages."""
+    """Nodes of a state, whose `pieces` are not used, and the tensors' bytes. `str()` names the
+    source for messages."""
 
     nodes: Sequence[Node]
     """Parents before children, children in order."""
@@ -167,6 +168,6 @@ class InMemory(Contents):
         return Tensor(path=path, kind=found.kind, dtype=found.dtype, shape=found.shape, pieces=())
 
     def read(self, node: Tensor, box: Box) -> Iterator[memoryview]:
-        # With the ellipsis an array without dimensions stays an array.
+        # With the ellipsis an array without dimensions stays an array, rather than a scalar.
         within: Any = (*box.slices, ...)
         yield from pieces_of_bytes(self._locals[node.path][within])

@@ -51,6 +51,7 @@ class TensorSlot(msgspec.Struct, frozen=True, tag_field="node", tag="tensor"):
     offsets: tuple[int, ...] | None
     """Offsets of the rank's box; None if the rank has no element of the tensor."""
     extents: tuple[int, ...] | None
+    """Shape of the rank's box; None if the rank has no element of the tensor."""
 
     @property
     def box(self) -> Box | None:
@@ -83,7 +84,7 @@ def _digest(data: bytes) -> int:
 
 
 def digest_of_all(layouts: list[int]) -> int:
-    """Returns one number for all ranks' digests, in order."""
+    """Returns a digest of the digests of all ranks' layouts, in rank order."""
     return _digest(repr(layouts).encode())
 
 
@@ -99,8 +100,8 @@ class Taken(NamedTuple):
 
 
 class Taker:
-    """Divides states into layout, leaves and values; a state with the last layout takes the fast
-    path."""
+    """Divides states into layout, leaves and values; fast if a state has the same layout as the
+    state before."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None

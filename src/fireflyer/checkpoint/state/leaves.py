@@ -278,7 +278,9 @@ class _Bytes:
 
 
 def overlaps_itself(local: Local) -> bool:
-    """Returns True if elements may share memory, e.g. after `expand`; then not every value fits.
+    """Returns True if elements may share memory, e.g. after `expand`.
+
+    Such a tensor cannot hold every value of its shape.
 
     The result is also True for strides that interleave without overlap, but no view by torch or
     numpy has such strides.

@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Returns those metrics that are a single number, as floats."""
+    """Returns the metrics that are single numbers, as floats; drops all other metrics."""
     found = {}
     for name, value in metrics.items():
         if isinstance(value, np.generic) or (

@@ -198,7 +198,7 @@ def _generations(catalog: Catalog, steps: Sequence[int]) -> list[Generation]:
 
 
 def diff(directory: str, before: int, other: str, after: int, *, json: bool) -> bool:
-    """Prints the differences and returns whether the checkpoints differ."""
+    """Prints the differences; returns True if the checkpoints differ."""
     catalog = _catalog(directory)
     old = Snapshot.open(catalog, before)
     new = Snapshot.open(catalog if other == directory else _catalog(other), after)
@@ -233,7 +233,7 @@ def _change_text(change: compare.Change) -> str:
 
 
 def _is_exported(name: str) -> bool:
-    """Returns whether an export into a folder creates files with such names."""
+    """Returns True if an export into a folder may create a file of this name."""
     return name == ".metadata" or name.endswith(
         (".distcp", ".safetensors", ".safetensors.index.json")
     )
@@ -344,7 +344,7 @@ def _refuse_unknown_metric(candidates: Sequence[Candidate], metric: str | None) 
 
 
 def _whole(catalog: Catalog, check: bool) -> Iterator[tuple[Generation, Any]]:
-    """Yields the checkpoints with all their files; if `check`, only those with intact bytes."""
+    """Yields the checkpoints that have all their files; if `check`, only those with intact bytes."""
     found = list(catalog.whole())
     if not check:
         yield from found
@@ -391,7 +391,7 @@ def _catalog(directory: str) -> Catalog:
 
 
 def _nearest(directory: Path) -> str:
-    """Returns the first folder, at most two levels below, in which a run has saved; "": none."""
+    """Returns the first folder, at most two levels below, in which a run has saved, or ""."""
     for pattern in (f"*/{CLAIMS}", f"*/*/{CLAIMS}"):
         if found := min(directory.glob(pattern), default=None):
             return str(found.parent)
@@ -399,10 +399,10 @@ def _nearest(directory: Path) -> str:
 
 
 def _size(text: str) -> int:
-    """Returns the bytes of "5G" (10**9 each), "500M" or "1000".
+    """Returns the number of bytes of a size: "5G" (5 * 10**9), "500M" or "1000".
 
     Raises:
-        BadParameter: not a size.
+        BadParameter: the text is not a size.
     """
     unit = _UNITS.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text

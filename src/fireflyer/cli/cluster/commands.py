@@ -26,7 +26,7 @@ def why(task: TaskArgument, json: JsonOption = False, home: HomeOption = None) -
 
 
 def nodes(json: JsonOption = False, home: HomeOption = None) -> None:
-    """List nodes with their state, its reason and their tasks."""
+    """List nodes with their states, the reasons, and their tasks."""
     from fireflyer.cli.cluster import impl
     from fireflyer.hai.client import Client
 
@@ -49,7 +49,7 @@ def drain(
     node: NodeArgument,
     reason: Annotated[str, typer.Option("--reason", "-r", help="Reason, shown to users.")],
     until: Annotated[
-        str, typer.Option(metavar="WHEN", help=f"Ready again by itself: {MOMENT}.")
+        str, typer.Option(metavar="WHEN", help=f"Undrain the node at WHEN: {MOMENT}.")
     ] = "",
     evict: Annotated[
         bool, typer.Option("--evict", help="Its tasks save, leave, and continue elsewhere.")
@@ -95,7 +95,7 @@ def window_add(
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Add a window. Tasks still on its nodes when it begins save, leave and continue elsewhere.
+    """Add a window. When it begins, tasks still on its nodes save, leave and continue elsewhere.
 
     \b
       fireflyer window add n0 n1 --from 2h --until 6h --reason "new switch"

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def moment(text: str, option: str) -> float:
-    """Returns the wall clock time of a duration from now or of a local time.
+    """Returns the seconds since 1970 of a duration from now or of a local time.
 
     Raises:
         ConfigError: the text is neither; the message names the option.
@@ -90,7 +90,7 @@ def _nodes_text(found: list[NodeView]) -> None:
 
 
 def _free_memory(node: NodeView) -> str:
-    """Returns for example "48.0/64.0 GiB"."""
+    """Returns the free and the total memory, e.g. "48.0/64.0 GiB"."""
     if not node.memory_bytes:
         return "-"
     return f"{node.free_memory_bytes / GIB:.1f}/{node.memory_bytes / GIB:.1f} GiB"

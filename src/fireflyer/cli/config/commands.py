@@ -19,7 +19,7 @@ WhereOption = Annotated[
         "--config",
         "-c",
         metavar="WHERE",
-        help="cluster.toml, or folder of `fs up --dir`; else $FIREFLYER_FS, else none: the defaults.",
+        help="cluster.toml, or folder of `fs up --dir`. Default: $FIREFLYER_FS, else default values.",
     ),
 ]
 

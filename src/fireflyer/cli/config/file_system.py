@@ -1,4 +1,4 @@
-"""Settings of a file system: those of its cluster.toml, derived ones, those of clients."""
+"""Settings of a file system: of its cluster.toml, derived from these, and of its clients."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fireflyer.fs3.config import FILE, ClusterConfig, NodeConfig, said, settled
 
 
 def cluster_file(where: str | None) -> Path | None:
-    """Returns the cluster.toml that `where` or FIREFLYER_FS names; None: they name none.
+    """Returns the cluster.toml that `where` or FIREFLYER_FS names, or None if they name no file.
 
     Raises:
         ConfigError: the file that `where` names does not exist.

@@ -23,7 +23,7 @@ ENVIRONMENT = (
     "FIREFLYER_HFREDUCE_TABLE", "FIREFLYER_HFREDUCE_TRANSPORT", "FIREFLYER_HFREDUCE_CPUS",
     "FIREFLYER_HFREDUCE_SPIN", "FIREFLYER_CUDART", "FIREFLYER_CUDA",
 )  # fmt: skip
-"""Variables that users set."""
+"""Environment variables that users may set."""
 
 
 class File(msgspec.Struct):
@@ -35,7 +35,7 @@ class File(msgspec.Struct):
 
 
 def platform_settings(home: Home) -> Iterator[Setting]:
-    """Yields the settings that a server of this home uses."""
+    """Yields the settings that a server with this home (the platform's folder) uses."""
     remembered, engine = read_settings(home), home.read_engine()
     section, source = "platform", str(home.settings)
     named = "environment" if os.environ.get("FIREFLYER_HOME") == str(home.path) else DEFAULT
@@ -54,7 +54,7 @@ def platform_settings(home: Home) -> Iterator[Setting]:
 
 
 def environment() -> Iterator[Setting]:
-    """Yields the variables that users set; the value of a secret is hidden."""
+    """Yields the environment variables that users may set; the value of a secret is hidden."""
     for name in ENVIRONMENT:
         value = os.environ.get(name)
         shown = HIDDEN if name == SECRET and value is not None else value or ""

@@ -77,7 +77,7 @@ def simulate(asked: Asked, streams: str, *, json: bool) -> None:
     """Simulates each stream with each policy, and prints a table and the paper's figures.
 
     Raises:
-        ConfigError: an option cannot work.
+        ConfigError: an option is invalid.
     """
     setup = sim.Setup(
         experts=asked.experts,

@@ -9,7 +9,7 @@ from fireflyer.cli.options import JsonOption
 
 failures = typer.Typer(
     name="failures", no_args_is_help=False, rich_markup_mode=None,
-    help="Count failures of hardware, and draw traces of them.",
+    help="Count failures of hardware, and generate random traces of failures.",
 )  # fmt: skip
 
 
@@ -24,7 +24,9 @@ def show_help(context: typer.Context) -> None:
 def report(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE", help="CSV of failures, or `fireflyer events --json`."),
+        typer.Argument(
+            metavar="FILE", help="CSV of failures, or output of `fireflyer events --json`."
+        ),
     ] = None,
     paper: Annotated[
         bool, typer.Option("--paper", help="Report the raw data of the paper's Tables VI to VIII.")
@@ -41,7 +43,7 @@ def report(
         typer.Option(
             min=0.01,
             max=36_500,
-            help="Days of observation of single failures; default: first to last failure.",
+            help="Days of observation, if the file lists single failures; default: first to last.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -49,8 +51,10 @@ def report(
     """Report failures in the form of the paper's Tables VI, VII and VIII.
 
     Adds the mean time between failures of each class with its 95 % interval, nodes that fail
-    more often than chance explains, and contradictions between the tables. A file has one of the
-    headers xid,count,class or month,CLASS... or date,events or time,node,class,xid.
+    more often than chance explains, and contradictions between the tables.
+
+    A file has one of these headers: "xid,count,class"; "month,CLASS..."; "date,events";
+    "time,node,class,xid".
 
     \b
       fireflyer failures report --paper
@@ -76,9 +80,9 @@ def generate(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw a trace of failures from the rates of a published site.
+    """Generate a random trace of failures with the rates of a published site.
 
-    Writes time,node,class,xid, a line for each failure. The trace begins on 2024-01-01. With --json
+    Writes a line "time,node,class,xid" for each failure. The trace begins on 2024-01-01. With --json
     prints the preset's source and the counts, and needs --output.
 
     \b

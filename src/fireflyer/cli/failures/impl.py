@@ -49,7 +49,7 @@ def _text(file: Path) -> str:
 
 
 def _of_platform(home: Path, nodes: int | None) -> tuple[list[Source], int]:
-    """Reads all observations of a server, and the number of its nodes."""
+    """Returns all observations of a server, and the number of its nodes."""
     from fireflyer.hai.client import Client
 
     client = Client(home)

@@ -113,7 +113,7 @@ def up(
       fireflyer fs up --config cluster.toml --role storage --name n2
 
     Prints one line on stdout when the file system is usable. A process that runs only storage
-    prints it when the manager knows the node.
+    prints the line when the manager knows the node.
     """
     from fireflyer.cli.fs import impl_up
 

@@ -42,7 +42,7 @@ def put(where: str | None, sources: list[str], target: str, *, recursive: bool) 
     with attach(where) as fs:
         end = transfer.Remote(fs)
         if "-" in sources and (to.endswith("/") or fs.isdir(to)):
-            raise ConfigError(f"standard input has no name: give that of its file in {to}")
+            raise ConfigError(f"standard input has no name: name the new file in {to}")
         paths = [STDIN if source == "-" else source for source in sources]
         return _copy(transfer.Local(), end, paths, to, recursive)
 
@@ -82,7 +82,7 @@ def _copy(
 
 
 def each(paths: list[str], act: Callable[[str], object]) -> int:
-    """Applies `act` to every path. A path that fails is reported on stderr, and the others follow.
+    """Applies `act` to every path. Reports a path that fails on stderr and continues.
 
     Returns:
         The exit code.

@@ -18,7 +18,8 @@ def mount(
     cache_s: float,
     flags: int = 0,
 ) -> None:
-    """Mounts a file system; returns when the directory can be used, in the foreground when unmounted."""
+    """Mounts a file system. Returns when the directory can be used; if `foreground`, when it is
+    unmounted."""
     at = program.real(os.fspath(directory))
     program.check(at)
 
@@ -35,7 +36,7 @@ def mount(
 
 
 def umount(directory: str, *, lazy: bool) -> None:
-    """Unmounts without a request to the mount, not even a stat: its services may be gone."""
+    """Unmounts without a request to the mount, not even a stat, because its services may be gone."""
     path = os.path.abspath(directory)
     if program.mounted_at(path) is None:
         path = program.real(path)

@@ -45,7 +45,8 @@ def _started(settings: config.ClusterConfig, folder: Path) -> Process:
     """Starts all roles.
 
     Raises:
-        Unavailable: another process has this file system; the message names it and its address.
+        Unavailable: another process runs this file system; the message names the process and the
+            address.
     """
     try:
         return Process(settings, ALL, settings.nodes)
@@ -111,7 +112,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _until_signal() -> Iterator[None]:
-    """Leaves its body with an exception on SIGTERM or SIGINT; a second signal ends the process."""
+    """Ends the `with` block on SIGTERM or SIGINT; a second signal ends the process."""
     log.configure(logging.INFO)
     os.umask(0o077)
 

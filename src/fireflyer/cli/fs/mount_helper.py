@@ -15,6 +15,7 @@ from fireflyer.program import in_one_line, open_standard_streams
 FLAGS = {"ro": 1, "noexec": 8}
 """Options that mount(2) enforces."""
 UNDONE = {"rw": "ro", "exec": "noexec"}
+"""Options that undo an earlier option of `FLAGS`."""
 IGNORED = {
     *("defaults", "auto", "noauto", "nofail", "_netdev", "nouser"),
     *("nosuid", "nodev", "noatime", "nodiratime", "relatime", "allow_other"),
@@ -64,7 +65,7 @@ def _seconds(value: str) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("mount.fireflyer", description="Mount a file system of fs3.")
-    parser.add_argument("spec", help="its folder, its cluster.toml, or HOST:PORT[,HOST:PORT...]")
+    parser.add_argument("spec", help="its folder, cluster.toml, or HOST:PORT[,HOST:PORT...]")
     parser.add_argument("directory", type=Path, help="empty directory to mount at")
     parser.add_argument("-o", dest="options", default="", help="mount options, as in fstab")
     parser.add_argument("-s", dest="sloppy", action="store_true", help="ignore unknown options")

@@ -27,7 +27,7 @@ def show_help(context: typer.Context) -> None:
 
 @cache.command()
 def stat(url: CacheArgument, json: JsonOption = False) -> None:
-    """Show segments, pages, bytes, and the bytes of each salt. Reads the heads of segments.
+    """Show segments, pages, bytes, and the bytes of each salt. Reads only the heads of segments.
 
     \b
       fireflyer kv cache stat /mnt/pages

@@ -114,7 +114,7 @@ def scan(
 
 @kv.command()
 def stat(url: UrlArgument, json: JsonOption = False) -> None:
-    """Show the epoch, the tables, and the log that an open replays."""
+    """Show the epoch, the tables, and the log that is replayed when the store is opened."""
     from fireflyer.cli.kv import impl
 
     impl.stat(url, json=json)

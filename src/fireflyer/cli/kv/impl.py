@@ -28,7 +28,7 @@ def _key(text: str, hexadecimal: bool) -> bytes:
 
 
 def get(url: str, key: str, *, hexadecimal: bool, snapshot: str | None) -> int:
-    """Writes a value; returns 1 if there is none."""
+    """Writes the value of a key to stdout; returns 1 if the key does not exist."""
     wanted = _key(key, hexadecimal)
     if snapshot is not None:
         with kv.open(url, snapshot=snapshot) as pinned:
@@ -68,7 +68,7 @@ def scan(
     url: str, prefix: str, start: str, end: str, limit: int, *, hexadecimal: bool, keys_only: bool,
     json: bool,
 ) -> None:  # fmt: skip
-    """Prints pairs."""
+    """Prints keys and values."""
     first, last = _key(start, hexadecimal), _key(end, hexadecimal) if end else None
     rows: list[tuple[str, ...]] = []
     with kv.open(url, poll=0) as store:
@@ -106,7 +106,7 @@ def stat(url: str, *, json: bool) -> None:
 
 
 def check(url: str, *, json: bool) -> int:
-    """Prints what is damaged; returns 1 if anything is."""
+    """Checks a store and prints its damaged objects; returns 1 if there are any."""
     return _report_damage(inspection.check(_storage(url)), json=json)
 
 
@@ -125,7 +125,7 @@ def cache_stat(url: str, *, json: bool) -> None:
 
 
 def cache_check(url: str, *, json: bool) -> int:
-    """Prints what is damaged; returns 1 if anything is."""
+    """Checks a page cache and prints its damaged segments; returns 1 if there are any."""
     return _report_damage(pages.check(_storage(url)), json=json)
 
 

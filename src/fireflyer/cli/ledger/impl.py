@@ -68,7 +68,7 @@ def _document(view: LedgerView) -> dict[str, Any]:
 
 
 def _plain(one: Account) -> dict[str, Any]:
-    """Returns an account in seconds times nodes or GPUs."""
+    """Returns an account with amounts in node-seconds or GPU-seconds."""
     parts = {cause: amount / 1e6 for cause, amount in one.parts.items()}
     ratios = {"ettr": round(one.ettr, 6), "goodput": round(one.goodput, 6)}
     return {"whole_s": one.whole / 1e6, "held_s": one.held / 1e6, "parts_s": parts, **ratios}
@@ -116,7 +116,10 @@ def _legend(one: Account) -> str:
 
 
 def bar(one: Account, width: int = BAR) -> str:
-    """Returns `width` characters, divided by largest remainder in the order of the causes."""
+    """Returns a bar of `width` characters, which the causes share in the order of `CAUSES`.
+
+    The shares are rounded by the largest-remainder method.
+    """
     if not one.whole:
         return " " * width
     order = [*CAUSES, IDLE]

@@ -42,7 +42,8 @@ def plan(
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Compute nodes: plan two zones, or with --compare all topologies."
+            min=1,
+            help="Compute nodes of a network of two zones; with --compare, of all topologies.",
         ),
     ] = None,
     storage: Annotated[
@@ -63,10 +64,13 @@ def plan(
     ] = None,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Print networks side by side; default: Tables II and III."),
+        typer.Option("--compare", help="Compare networks for --nodes; default: Tables II and III."),
     ] = False,
     dollars: Annotated[
-        bool, typer.Option("--dollars", help="Price --preset; refused if a price is unknown.")
+        bool,
+        typer.Option(
+            "--dollars", help="Also price --preset in dollars; fails if a price is unknown."
+        ),
     ] = False,
     catalogue: Annotated[
         Path | None,
@@ -173,7 +177,7 @@ def flows(
         typer.Option(
             "--bytes",
             metavar="SIZE",
-            help="Bytes of each flow, e.g. 64M: run all flows to their ends.",
+            help="Bytes of each flow, e.g. 64M: simulate all flows until they end.",
         ),
     ] = None,
     nodes: Annotated[
@@ -201,14 +205,14 @@ def flows(
         typer.Option(
             min=0,
             max=0.1,
-            help="Treat ends that differ by at most this fraction as one, e.g. 0.01.",
+            help="Treat end times that differ by at most this fraction as equal, e.g. 0.01.",
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random traffic and --cuts.")] = 0,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compute max-min fair rates of a traffic over the static routes, and when its flows end.
+    """Compute max-min fair rates of flows over the static routes, and when the flows end.
 
     \b
       fireflyer net flows --preset fire-flyer2 --traffic storage

@@ -37,7 +37,8 @@ def flows(
     preset: str | None, ibnetdiscover: Path | None, kind: str, nodes: int | None, ask: Ask, *,
     html: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    """Prints the rates of flows; with --bytes also when they end. Planes are equal: one is shown."""
+    """Prints the rates of flows; with --bytes also when the flows end. All planes of a network are
+    equal, so only the first is computed."""
     if ask.size is None and (ask.fail or ask.cuts or ask.merge):
         raise ConfigError("--fail, --cuts and --merge need --bytes SIZE")
     begin = time.perf_counter()
@@ -111,7 +112,10 @@ def _failure(net: Net, text: str) -> Failure:
 
 
 def _cuts(net: Net, count: int, span_s: float, seed: int) -> Sequence[Failure]:
-    """Draws cables between switches that fail for good, at random times within a run without faults."""
+    """Returns `count` permanent failures of random cables between switches.
+
+    The times are random within `span_s`, the duration of a run without failures.
+    """
     random = np.random.default_rng(seed)
     rows, ports = np.nonzero(net.peers >= 0)
     drawn = random.choice(len(rows), min(count, len(rows)), replace=False)

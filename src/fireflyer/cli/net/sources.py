@@ -24,7 +24,7 @@ def text(path: Path) -> str:
     """Reads a file.
 
     Raises:
-        ConfigError: it cannot be read, or is no text.
+        ConfigError: the file cannot be read, or is not text.
     """
     try:
         return path.read_text()

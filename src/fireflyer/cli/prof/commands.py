@@ -54,7 +54,7 @@ TraceOption = Annotated[
     int,
     typer.Option(
         "--trace", min=0, max=100, metavar="STEPS", envvar="HAIPROF_TRACE",
-        help="Record operators of so many steps, and each phase and collective.",
+        help="Record the operators of this many steps, and every phase and collective.",
     ),
 ]  # fmt: skip
 OutputOption = Annotated[
@@ -88,8 +88,8 @@ def run(
         float | None,
         typer.Option(
             "--time", "-t", metavar="S", envvar="HAIPROF_TIME",
-            help="Profile it for so many seconds from the start, and print the report. Without: "
-            "only make it attachable.",
+            help="Profile SCRIPT for this many seconds from the start, and print the report. "
+            "Default: only make it attachable.",
         ),
     ] = None,
     warmup: Annotated[

@@ -30,7 +30,7 @@ from fireflyer.program import plain
 from fireflyer.storage.targets import replace_content
 
 START_TIMEOUT_S = 60.0
-"""Time for a script to become attachable, with the start of its interpreter."""
+"""Maximum time for a script to become attachable, including the start of its interpreter."""
 
 
 def options(
@@ -58,7 +58,7 @@ def run(
     script: str, args: Sequence[str], asked: Options, seconds: float | None, warmup: float,
     output: Path | None,
 ) -> int:  # fmt: skip
-    """Runs a script; profiles it if `seconds` is given. Returns its exit code."""
+    """Runs a script; profiles it if `seconds` is given. Returns the script's exit code."""
     command = [sys.executable, "-m", "fireflyer.haiprof.inside.run", script, *args]
     if seconds is None:
         sys.stdout.flush()
@@ -81,7 +81,10 @@ def run(
 
 
 def _becomes_attachable(child: "subprocess.Popen[bytes]", warmup: float) -> bool:
-    """Waits until the script's process is prepared; False if it ended before."""
+    """Waits until the script's process can be attached to, and then for `warmup` seconds.
+
+    Returns False if the process ends earlier or is not attachable in time.
+    """
     end = time.monotonic() + START_TIMEOUT_S
     begin = None
     while child.poll() is None and time.monotonic() < end:
@@ -121,7 +124,11 @@ def attach(
 
 
 def _stacks_only(targets: Targets, asked: Options, error: NotPrepared) -> list[RankProfile]:
-    """Reads stacks from outside; raises `error` if that is not possible either."""
+    """Reads the stacks of processes that are not prepared, from outside.
+
+    Raises:
+        ProfileError: with `error` and a second reason, if the stacks cannot be read either.
+    """
     try:
         return [unprepared.read_stacks(p, asked.seconds, asked.rate_hz) for p in targets.pids]
     except ProfileError as other:

@@ -67,7 +67,7 @@ class Tail:
             self._threads.append(thread)
 
     def finish(self) -> None:
-        """Waits until all output of the attempt is written, so until the attempt ends.
+        """Waits until the attempt has ended and all its output is written.
 
         Raises:
             FireflyerError: the output of a rank could not be read.
@@ -136,8 +136,8 @@ def follow(
     Args:
         client: the platform.
         task: task id.
-        tail: gets every attempt that starts.
-        after: seq to continue from; an interrupted and repeated call reports no event twice.
+        tail: copies the output of every attempt that starts.
+        after: sequence number of the last event that was already reported; 0: none.
         tell: called with every event.
     """
     while True:

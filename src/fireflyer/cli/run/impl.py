@@ -62,7 +62,7 @@ def with_job_file(
 
 
 class Companion(Protocol):
-    """Process beside a task."""
+    """Process that runs beside a task, e.g. its profiler."""
 
     def finish(self) -> None:
         """Called after the task's end, if it was followed until then."""
@@ -98,7 +98,10 @@ def launch(
 
 
 def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
-    """Checks the task, ships all it needs, and returns it with a client of a running server."""
+    """Checks the task and ships the files that it needs.
+
+    Returns the task's specification, and a client of a running server.
+    """
     job = request.job
     if job.module and job.workspace:
         raise ConfigError("-m and --workspace exclude each other: name a script of the workspace")
@@ -190,7 +193,7 @@ class Followed(NamedTuple):
     state: TaskState | None
     """Final state of the task; None if the user left before the task was over."""
     interrupted: bool = False
-    """Ctrl-C was pressed."""
+    """True if Ctrl-C was pressed."""
 
     @property
     def code(self) -> int:

@@ -27,7 +27,7 @@ WorkspaceOption = Annotated[
         metavar="DIR",
         rich_help_panel=CODE,
         help="Ship this folder and run in a copy of it: editing it later changes nothing. "
-        "What .gitignore files name is left out.",
+        "Files that a .gitignore excludes are left out.",
     ),
 ]
 LimitOption = Annotated[

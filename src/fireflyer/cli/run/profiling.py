@@ -22,10 +22,10 @@ from fireflyer.program import plain
 
 KEYS = ("time", "warmup", "recorders", "trace", "rate")
 ATTACH_TIMEOUT_S = 120
-"""Time for a rank to reach Python code after its start: native code may wait for other ranks."""
+"""Seconds for a rank to reach Python code after its start: native code may wait for other ranks."""
 
 FINISH_TIMEOUT_S = 60.0
-"""Time for the profiler to write its files after the end of the task."""
+"""Seconds for the profiler to write its files after the end of the task."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -136,7 +136,8 @@ class Profiling:
                 os.close(log)
 
     def finish(self) -> None:
-        """Waits for the files after the end of the task, and says where they are."""
+        """Waits after the task's end until the profiler has written its files; prints their
+        folder."""
         try:
             code = self._process.wait(FINISH_TIMEOUT_S)
         except subprocess.TimeoutExpired:

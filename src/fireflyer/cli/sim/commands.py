@@ -60,7 +60,7 @@ UserFromOption = Annotated[
     str | None,
     typer.Option(
         metavar="job|user|group|cluster",
-        help="Owner of a job; default: its user, or each job's own where the trace has no users.",
+        help="Owner of a job; default: its user; without users in the trace, one owner per job.",
     ),
 ]
 FaultsOption = Annotated[

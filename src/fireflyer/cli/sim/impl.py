@@ -64,7 +64,7 @@ def simulate(asked: Asked) -> None:
     """Replays the trace, prints a table, and writes the requested files.
 
     Raises:
-        ConfigError: an option cannot work.
+        ConfigError: an option is invalid.
         TraceError: the trace cannot be read or replayed.
     """
     if asked.json and str(asked.html) == "-":

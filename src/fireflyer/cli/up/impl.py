@@ -44,7 +44,7 @@ def choose(home: Path | None, engine: str | None, partition: str | None) -> Engi
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the state's location and of the public listener."""
+    """Options for the database that holds the server's state, and for the public listener."""
 
     database: str | None
     password_file: Path | None

@@ -24,7 +24,7 @@ CheckOption = Annotated[
 
 CsvOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Append the samples, for `validate fleet`."),
+    typer.Option(metavar="FILE", help="Append the samples to FILE, for `validate fleet`."),
 ]
 NodeNameOption = Annotated[
     str,
@@ -61,7 +61,7 @@ def check_node(
     memory: Annotated[
         int,
         typer.Option(
-            min=0, metavar="MIB", help="Memory to test; 0: 256 MiB, or with --full 3/4 of it."
+            min=0, metavar="MIB", help="Memory to test; 0: 256 MiB, or with --full 3/4 of RAM."
         ),
     ] = 0,
     fs3: Annotated[
@@ -82,8 +82,8 @@ def check_node(
     """Check the hardware of this node.
 
     Each check runs in a process of its own. A check that hangs, crashes or lacks a requirement is "not
-    run", with the reason; it never counts as passed. Run it on an idle node: it loads all CPUs.
-    Exits with 1 if a check failed.
+    run", with the reason; it never counts as passed. Use an idle node, because the checks load all
+    CPUs. Exits with 1 if a check failed.
 
     \b
       fireflyer validate --quick
@@ -123,8 +123,8 @@ def fleet(
 ) -> None:
     """Name the nodes whose measurements are worse than those of the fleet.
 
-    The criterion and the thresholds are learnt from the file, so it needs at least 3 nodes; 20
-    measurements a node and check are a good number. If the file has a column `round` with several
+    The criterion and the thresholds are learnt from the file, so it needs at least 3 nodes.
+    Recommended are 20 measurements per node and check. If the file has a column `round` with several
     names, a node is named only if two rounds name it. Two plain rules are shown for comparison: 5 %
     below the fleet's median, and 3 robust standard deviations. Exits with 0 also if nodes are
     defective.
@@ -141,14 +141,15 @@ def fleet(
 def node(
     name: Annotated[str, typer.Argument(metavar="NODE", help="Name of a node, e.g. n0.")],
     history: Annotated[
-        bool, typer.Option("--history", help="Show past validations, faults and returns instead.")
+        bool,
+        typer.Option("--history", help="Show past validations, faults and returns to service."),
     ] = False,
     json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
     """Have the platform validate a node as soon as it is idle, as a task on that node.
 
-    A node that a fault rule drained returns to service if it passes what it was drained for.
+    A node that a fault rule drained returns to service if it passes the checks of that fault.
     Validations every week and after faults need validator.toml in the platform's folder.
 
     \b

@@ -20,7 +20,7 @@ from fireflyer.validator.judgement import CheckJudgement
 from fireflyer.validator.model import Check, Result, Settings, all_checks, chosen
 
 DRILL = "FIREFLYER_VALIDATOR_DRILL"
-"""Environment variable that names a check under which a fault is injected."""
+"""Environment variable that names a check; a fault is injected while that check runs."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
     """Refuses, before the checks begin, a file to which their samples cannot be appended.
 
     Returns:
-        Columns of the file; of a new one, those that it will have.
+        Columns of the file, or of the file that will be created.
     """
     with_round = (*fleets.COLUMNS, fleets.ROUND)
     try:
@@ -142,7 +142,7 @@ def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
 
 
 def _append(path: Path, columns: tuple[str, ...], request: Request, results: list[Result]) -> None:
-    """Appends the samples of the results that have a value: all of them, or none.
+    """Appends the samples of the results that have a value: all samples, or none after an error.
 
     Raises:
         ConfigError: the file cannot be written.

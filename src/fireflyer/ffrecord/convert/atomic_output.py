@@ -17,7 +17,7 @@ from fireflyer.ffrecord.output import new_file, reserve, sweep, sync_directory
 from fireflyer.storage import targets
 
 _URL = re.compile("[a-z][a-z0-9+.-]+:/")
-"""Start of a URL, of which `Path` keeps only one slash."""
+"""Start of a URL after `Path` has reduced its two slashes to one."""
 PART = re.compile(r"PART_\d{5,}\.ffr")
 
 _AT_FDCWD = -100
@@ -30,7 +30,7 @@ def is_part(name: str) -> bool:
 
 
 def refuse_existing(out: Path, *, force: bool) -> None:
-    """Checks that a file may be written at `out`; a pipe or a device may.
+    """Checks that a file may be written at `out`. A pipe or a device passes.
 
     Raises:
         ConfigError: a folder exists there, a file exists and `force` is not set, or the parent is
@@ -49,13 +49,16 @@ class NewFolder:
     """Folder that is filled at the temporary `path`, and finally renamed to its name or deleted.
 
     It replaces only an empty folder, or with `force` a folder that has only files, all of which
-    `own` accepts. The exchange is atomic if the file system supports it (RENAME_EXCHANGE).
-    Otherwise it takes two renames. A kill between the two leaves the name unused, and the next
-    NewFolder of that name restores the old folder.
+    `own` accepts. The replacement is atomic if the file system supports RENAME_EXCHANGE. Otherwise
+    it takes two renames. If the process is killed between them, no folder has the name, and the
+    next NewFolder of that name restores the old folder.
 
     Args:
-        sources: paths that the rows are read from; a folder that holds one of them, or lies in it,
-            is not replaced.
+        out: name of the folder.
+        force: True to replace a folder with files.
+        own: returns True for the name of a file that this command may have written.
+        sources: paths that the rows are read from. A folder that contains such a path, or is inside
+            such a path, is not replaced.
 
     Raises:
         ConfigError: the target has other data. This is checked on entry, and again at the end.
@@ -101,7 +104,7 @@ class NewFolder:
                     raise type(error)(message) from error
             elif isinstance(error, OSError):
                 raise error
-        except FireflyerError:  # some are OSErrors
+        except FireflyerError:  # some of them are also OSErrors
             raise
         except OSError as failed:
             raise _cannot_write(self._out, failed) from failed
@@ -166,7 +169,10 @@ class NewFolder:
         return self._place.parent / f".ffrecord-{tag}.old"
 
     def _recover(self) -> None:
-        """Completes a killed two-step replacement; without a new folder restores the old one."""
+        """Completes a replacement that was killed between its two renames.
+
+        If the new folder is in place, deletes the old folder; otherwise restores it.
+        """
         aside = self._aside()
         if not aside.is_dir():
             return
@@ -225,7 +231,7 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
             if not placed:
                 Path(path).unlink(missing_ok=True)
             os.close(lock)
-    except FireflyerError:  # some are OSErrors
+    except FireflyerError:  # some of them are also OSErrors
         raise
     except BrokenPipeError:  # the reader closed the pipe
         raise
@@ -256,7 +262,7 @@ def _new_folder(path: str) -> int:
     os.mkdir(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:  # removed by a sweep before it was locked
+    except FileNotFoundError as error:  # `sweep` elsewhere removed it before it was locked
         raise FileExistsError(path) from error
 
 

@@ -31,6 +31,11 @@ def export(
     """Writes all rows to a tar, JSON lines, Parquet, or a folder with an `.npy` for each column.
 
     Args:
+        source: the rows.
+        kind: one of `EXPORTS`.
+        out: path of the result.
+        force: True to replace an existing result.
+        advance: called with the number of rows and of bytes so far.
         nan: form of NaN and infinity in JSON lines, as for `JsonEncoder`.
 
     Raises:
@@ -109,7 +114,8 @@ def _to_npy(rows: Iterable[Row], source: Source, folder: Path) -> int:
 
 
 class _ArrayFile:
-    """Growing `.npy`, written without a mapping, because a full disk would kill the process."""
+    """Growing `.npy` file. It is written without mmap, because a full disk would kill a process
+    that writes to a mapping."""
 
     def __init__(self, path: Path, column: Column) -> None:
         self.column, self._path, self._crc = column, path, 0
@@ -133,7 +139,7 @@ class _ArrayFile:
         self._rows, self._crc = self._rows + 1, zlib.crc32(data, self._crc)
 
     def check_read(self, source: Source) -> None:
-        """Reads the closed file back; raises StorageError if it has other values than were added."""
+        """Reads the closed file back; raises StorageError if its values differ from the added ones."""
         crc = 0
         try:
             found = np.load(self._path, mmap_mode="r", allow_pickle=False)
@@ -150,14 +156,14 @@ class _ArrayFile:
         with self._file as file:
             if kind is None:
                 file.seek(0)
-                # numpy's header has room for any number of rows.
+                # numpy pads the header, so it has the same size for any number of rows.
                 if self._head() != self._place:
                     raise ConfigError(f"numpy's header of {self.column.name!r} changed its size")
                 file.flush()
                 os.fsync(file.fileno())
 
     def _head(self) -> int:
-        """Writes the header for the rows so far; returns the end of the header."""
+        """Writes the header for the rows so far; returns the header's size in bytes."""
         dtype = np.dtype(self.column.dtype).newbyteorder("<")
         description = {
             "descr": np.lib.format.dtype_to_descr(dtype),

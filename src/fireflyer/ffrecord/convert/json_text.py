@@ -17,7 +17,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class JsonEncoder:
-    """Encoder of values: bytes become base64, arrays lists. For one thread.
+    """Encoder of values: bytes become base64, arrays become lists. Not thread-safe.
 
     Args:
         nan: "NaN" writes NaN, Infinity and -Infinity, which Python and JavaScript's JSON5 read;

@@ -27,7 +27,9 @@ from fireflyer.ffrecord.convert.statistics import (
 SHOWN = 60
 """Default number of samples on a page."""
 LONGEST_IMAGE = 1 << 20
+"""Maximum size in bytes of an image that the page shows."""
 SNIPPET = 400
+"""Maximum number of characters of a text that the page shows."""
 _WIDTH, _HEIGHT, _FOOT = 920, 200, 26
 
 _SIGNATURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"))

@@ -19,7 +19,8 @@ Advance = Callable[[int, int], None]
 
 
 class RecordWriter(Protocol):
-    """Writer of one record file of rows; a context manager that closes, or discards on an error."""
+    """Writer of one record file of rows; a context manager that closes the file, or discards it
+    after an error."""
 
     def write(self, row: Row) -> None: ...
     def __enter__(self) -> Self: ...
@@ -81,10 +82,16 @@ class Form:
 def open_writer(
     path: str | os.PathLike[str], columns: Sequence[Column], form: Form, n: int | None = None
 ) -> RecordWriter:
-    """Returns a writer of rows with `columns`; with `n`, rows of a v1 file are written only once.
+    """Returns a writer of rows with `columns`.
 
-    A single column of bytes has no schema: its values are the samples. In v1 the same holds for
-    text.
+    A single column of bytes has no schema: its values are the samples. In v1 the same holds for a
+    single column of text.
+
+    Args:
+        path: the record file.
+        columns: columns of the rows.
+        form: version and compression.
+        n: number of rows; None: unknown, so a v1 writer must move the rows behind their index.
 
     Raises:
         ConfigError: v1 cannot hold the columns. Also raises what `FileWriter` raises.
@@ -115,9 +122,10 @@ class Plan:
             given.
         total: number of expected rows; None if unknown.
         per_file: rows in a file; the last file may have fewer.
-        file_bytes: the row that reaches this size ends the file.
+        file_bytes: size of a file's rows in bytes; the row that reaches it is the last of the file.
         force: replace existing data, as `NewFolder` describes.
-        sources: paths that the rows are read from; no folder that holds one of them is replaced.
+        sources: paths that the rows are read from; no folder that holds such a path is replaced.
+        form: version and compression of the files.
     """
 
     out: Path

@@ -41,8 +41,8 @@ def same_kind(files: Sequence[str]) -> RecordSource:
     """Opens record files as one sequence for copying their samples unchanged.
 
     Raises:
-        ConfigError: the columns differ, or a file is a packed folder, whose tree would become
-            wrong.
+        ConfigError: the columns differ, or a file is a packed folder, whose tree of names would not
+            match the copied samples.
     """
     first: tuple[Column, ...] | None = None
     for name in files:
@@ -63,7 +63,7 @@ def same_kind(files: Sequence[str]) -> RecordSource:
 
 
 def form_of(source: RecordSource, compression: str | None) -> Form:
-    """Returns the form that keeps the version of `source` and its compression."""
+    """Returns the form of copies of `source`: its version and compression, or v2 with `compression`."""
     if compression is None and is_compressed(source.reader):
         compression = "zstd"
     return Form(2 if compression is not None else source.version, compression)

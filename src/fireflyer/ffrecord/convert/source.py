@@ -67,8 +67,8 @@ class Source(Protocol):
     Attributes:
         name: name for messages and titles.
         length: number of rows; None if it is unknown before reading.
-        columns: columns of every row; a row that differs is an error of its source.
-        paths: files and folders that it reads, as the caller named them.
+        columns: columns of every row; `rows` raises for a row with other columns.
+        paths: files and folders that the source reads, as the caller named them.
     """
 
     name: str
@@ -108,7 +108,10 @@ def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
 
 
 class Chain:
-    """Concatenation of sources with the same columns, apart from None and nesting."""
+    """Concatenation of sources with the same columns.
+
+    A column may be nullable in some of the sources only. Nested values join any other type.
+    """
 
     def __init__(self, sources: Sequence[Source], name: str | None = None) -> None:
         """Joins the columns of the sources.

@@ -14,7 +14,7 @@ SAMPLED = 1 << 20
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Statistics of sample lengths in bytes; large files use SAMPLED evenly spread samples."""
+    """Statistics of sample lengths in bytes, from at most SAMPLED evenly spread samples."""
 
     min: int
     median: int
@@ -83,7 +83,7 @@ def of_lengths(sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Length
 def histogram(
     sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]], bars: int = 32
 ) -> tuple[list[int], Sequence[float]]:
-    """Returns (samples in each bar, the bars' bars + 1 edges in bytes)."""
+    """Returns the number of samples in each bar, and the `bars` + 1 edges of the bars in bytes."""
     counts, edges = np.histogram(sizes, bars)
     return counts.tolist(), edges.tolist()
 

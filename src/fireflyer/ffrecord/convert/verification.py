@@ -28,7 +28,13 @@ class Checked:
 def verify(
     files: Sequence[str], *, data: bool, most: int, advance: Callable[[int, int], None]
 ) -> Checked:
-    """Checks files one by one, their samples too if `data`; never raises for damaged content.
+    """Checks files one by one; never raises for damaged content.
+
+    Args:
+        files: the record files.
+        data: True to check the samples, too; False for the metadata only.
+        most: maximum number of damages to list; the check stops at the next damage.
+        advance: called with the number of samples so far, and the bytes of the last batch.
 
     Raises:
         ConfigError, StorageError: a name is not that of a record file, or a file cannot be opened.

@@ -1,4 +1,4 @@
-"""Asyncio interface: the same calls, each in a thread, so that the event loop never blocks."""
+"""Asyncio interface: the calls of `Client`, each in a thread, so that the event loop never blocks."""
 
 import asyncio
 import os

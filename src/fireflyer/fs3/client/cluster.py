@@ -1,4 +1,5 @@
-"""Client's view of the cluster: the routing, which pushes update, and connections to nodes."""
+"""Client's view of the cluster: the routing, which the manager's pushes update, and connections to
+nodes."""
 
 import contextlib
 import socket
@@ -50,7 +51,7 @@ class Cluster:
         self._version = 0
         self._asking = False
         self._local = ANY_NODE
-        self._serving: dict[int, tuple[int, list[int]]] = {}  # chain: version, nodes
+        self._serving: dict[int, tuple[int, list[int]]] = {}  # by chain: version, nodes that serve
         self._addresses: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._sockets: dict[int, str] = {}  # sockets of nodes on this machine; "" for other nodes
@@ -64,7 +65,7 @@ class Cluster:
             settings.local,
         )
         count = 1 if isinstance(managers, str) else max(1, len(managers))
-        # An attempt for each manager.
+        # Each manager gets one attempt within the timeout.
         policy = Policy(attempt_s=min(settings.attempt_s, timeout_s / count))
         self._link = ManagerLink(
             managers, secret, Role.CLIENT, policy=policy, on_routing=self._on_routing
@@ -172,9 +173,10 @@ def _serving(chain: Chain) -> tuple[int, list[int]]:
 def _dialler(
     addresses: dict[int, str], sockets: dict[int, str], secret: Secret
 ) -> Callable[[int, float], int]:
-    """Returns the engine's connect callback, which prefers a node's socket on this machine.
+    """Returns the engine's connect callback, which prefers the Unix socket of a node on this
+    machine.
 
-    The callback holds no reference to the cluster, because the cluster holds the engine.
+    The callback holds no reference to the cluster, which would form a cycle through the engine.
     """
 
     def connect(node: int, seconds: float) -> int:

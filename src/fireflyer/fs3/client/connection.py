@@ -204,7 +204,8 @@ class Client(Names):
                 numpy array, a torch tensor on the CPU, ...).
 
         Returns:
-            Number of bytes read for each request: less than its memory holds only at a file's end.
+            Number of bytes read for each request: less than its memory holds only at the end of its
+            file.
 
         Raises:
             Corrupted, DeadlineExceeded, StorageError: the read failed.
@@ -256,7 +257,7 @@ class Client(Names):
         Args:
             files: files that are open for reading.
             rows: int64[n, 4], C order: index of the file, offset, bytes, address. The memory must
-                stay valid. Bytes beyond the end of a file are read as zeros.
+                stay valid until the call returns. Bytes beyond the end of a file are read as zeros.
 
         Raises:
             FireflyerError: the errors of `read_many`.
@@ -269,10 +270,11 @@ class Client(Names):
     def read_summed(
         self, files: Sequence[File], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> list[int]:
-        """Reads like `read_rows`; returns the CRC32C of each row, with the initial value in
-        `starts`.
+        """Reads like `read_rows`; returns the CRC32C of each row, which begins with the row's value
+        in `starts`.
 
-        The CRC32C is combined from the ones that the read verifies, so no byte is checked twice.
+        A row's CRC32C is combined from the CRC32Cs that the read verifies, so no byte is summed
+        twice.
         """
         maps = [file.source().map for file in files]
         holes, sums = self._data.read_summed(maps, rows, starts, _names(files))

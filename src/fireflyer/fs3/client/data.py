@@ -24,7 +24,7 @@ Buffer = Any
 
 
 class Source(NamedTuple):
-    """File to read from: its chunk map and its end in bytes."""
+    """File to read from: its chunk map, and its length `end` in bytes."""
 
     map: FileMap
     end: int
@@ -86,7 +86,7 @@ class Data:
     def read_rows(
         self, maps: Sequence[FileMap], rows: np.ndarray[Any, Any], what: str
     ) -> list[int]:
-        """Reads like `read`, to addresses; their memory must stay valid.
+        """Reads like `read`, to addresses of memory that must stay valid until the call returns.
 
         Args:
             rows: int64[n, 4] of (file, offset, bytes, address).
@@ -219,7 +219,8 @@ class Data:
         return walk(lambda asks: self._query(files, asks, what), inode.chains, stripe, first, last)
 
     def length(self, inode: Inode, what: str) -> int:
-        """Queries a file's chains for the end of its last chunk. Raises the errors of `read`."""
+        """Queries a file's chains; returns the end of its last chunk as the length in bytes. Raises
+        the errors of `read`."""
         asks = [(chain, LAST_INDEX) for chain in range(inode.chains)]
         size = layout_of(inode).chunk_size
         found = self._query(self.map_of(inode), asks, what)
@@ -237,6 +238,7 @@ class Data:
 
 
 REMOVED_AT_ONCE = 1024
+"""Maximum number of chunks that one batch removes."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -252,7 +254,7 @@ def layout_of(inode: Inode) -> Layout:
 
 
 def memory_of(buffer: Buffer) -> Buffer:
-    """Returns a buffer unchanged, or a tensor's memory, which the tensor must outlive.
+    """Returns a buffer unchanged, or the memory of a tensor. The caller must keep the tensor alive.
 
     Raises:
         ValueError: the tensor is not contiguous, or not in this machine's memory.

@@ -184,12 +184,13 @@ class Fs3Storage:
             try:
                 return client.read_summed(files, rows, starts)
             except FireflyerError:
-                for name in names:  # the error may be a removed file
+                for name in names:  # a removed file may be the cause
                     self._open_files.pop((client, name), None)
                 raise
 
     def _kept_open(self, client: Files, name: str) -> File:
-        """Opens a file that is never replaced, or returns it from the cache of open files."""
+        """Opens a file, or returns it from the cache of open files. The caller guarantees that the
+        file is never replaced."""
         file = self._open_files.get((client, name))
         if file is None:
             if len(self._open_files) >= _KEPT_OPEN:
@@ -245,7 +246,10 @@ class Fs3Storage:
                 raise
 
     def _found(self, name: str) -> File | StorageError:
-        """Opens a file for reading; returns an error in place of the file. It needs no `close`."""
+        """Opens a file for reading; returns an error in place of the file.
+
+        The file needs no `close`, because a file that is only read has no session.
+        """
         path = self._path(name)
         try:
             with _translated("read", path):
@@ -273,16 +277,15 @@ class Fs3Storage:
                     file.write(chunk)
             yield
         finally:
-            with contextlib.suppress(
-                FireflyerError
-            ):  # usually renamed; otherwise the first error matters more
+            # Usually the rename has removed this name. Otherwise the first error matters more.
+            with contextlib.suppress(FireflyerError):
                 self._client.unlink(path)
 
     def _create(self, path: str) -> File:
         while True:
             try:
                 return self._client.open(path, "xb")
-            except FileNotFoundError:  # missing, or another process removed it while it was empty
+            except FileNotFoundError:  # no folder, or another process removed it while empty
                 self._client.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
 
     def _path(self, name: str) -> str:

@@ -77,9 +77,8 @@ def _in_folder(folder: Path) -> Place:
 def announce(folder: Path, address: str) -> None:
     """Records the address of the file system in a folder."""
     path, text = folder / ADDRESS_FILE, address + "\n"
-    if (
-        not path.exists() or path.read_text() != text
-    ):  # a full disk does not keep the process from starting again
+    # An unchanged address is not written again, so the process can restart on a full disk.
+    if not path.exists() or path.read_text() != text:
         replace(path, text)
 
 

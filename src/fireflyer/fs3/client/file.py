@@ -40,8 +40,8 @@ class File(io.RawIOBase):
     A write is durable when it returns. Other clients see the new length after `fsync`, `close` or
     `truncate` has reported it; a file that is opened later has all these bytes (close-to-open
     consistency). Several threads may append to one `File`. If a file is open several times, only
-    the first `File` that appends may do so until it is closed; appends through other ones raise
-    EBUSY. `io.BufferedReader` and `io.TextIOWrapper` accept a `File` like any raw file.
+    one `File` may append: the first that does, until it is closed. Appends through another `File`
+    raise EBUSY. `io.BufferedReader` and `io.TextIOWrapper` accept a `File` like any raw file.
     """
 
     def __init__(
@@ -56,7 +56,12 @@ class File(io.RawIOBase):
         handle: int,
         append: bool = False,
     ) -> None:
-        """Makes the file; `handle` is its write session, 0: read only. Raises StorageError."""
+        """Makes the file; `handle` is the id of its write session, or 0 for a file that is only
+        read.
+
+        Raises:
+            StorageError: the map from chunks to chains cannot be computed.
+        """
         self._handle = 0  # 0 until there is a session to close
         self._process = os.getpid()
         self._map: FileMap = data.map_of(inode)
@@ -278,7 +283,10 @@ class File(io.RawIOBase):
             self._written_meanwhile = max(self._written_meanwhile, end)
 
     def _widen(self, index: int) -> None:
-        """Extends the stripe, before a chunk at index `dyn_stripe` or beyond is written."""
+        """Extends the stripe, the number of chains that the file uses, if the chunk `index` needs it.
+
+        Must be called before the chunk is written.
+        """
         with self._lock:
             inode = self._inode
         if index < inode.dyn_stripe or inode.dyn_stripe >= layout_of(inode).stripe:

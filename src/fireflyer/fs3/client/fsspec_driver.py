@@ -31,7 +31,8 @@ from fireflyer.fs3.meta.inode import DIRECTORY, FILE, SYMLINK, Inode
 
 PREFIX = "fs3://"
 THREADS = 16
-"""Number of threads that remove a tree's files, so that one commit has several removals."""
+"""Number of threads that remove the files of a tree; parallel removals share commits of the
+metadata store."""
 Info = dict[str, Any]
 _CREATING = ("w", "a", "x")
 
@@ -121,7 +122,8 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         return self._described(path, own)
 
     def _described(self, path: str, own: Inode) -> Info:
-        """Describes a name; a symlink by its target's inode, or by its own if the target is missing."""
+        """Describes the name `path` of inode `own`; a symlink by its target's inode if the target
+        exists."""
         at, link = own, own.kind == SYMLINK
         if link:
             with contextlib.suppress(FileNotFoundError):

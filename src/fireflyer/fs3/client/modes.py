@@ -36,7 +36,7 @@ def parse(mode: str) -> tuple[str, bool]:
 def as_text(
     file: File, mode: str, encoding: str | None, errors: str | None, newline: str | None
 ) -> io.TextIOWrapper:
-    """Wraps a file in a text layer that owns it. An error closes the file.
+    """Wraps a file in a text layer that owns the file. An error closes the file.
 
     Raises:
         LookupError: unknown encoding.

@@ -1,4 +1,4 @@
-"""Names and attributes of files; the methods have the names and behaviour of those in `os`."""
+"""Names and attributes of files; the methods have names and behaviour of functions in `os`."""
 
 import contextlib
 import math
@@ -186,7 +186,7 @@ class Names:
             yield path, [name for name, _ in below], others
             waiting.extend((f"{path.rstrip('/')}/{name}", at) for name, at in reversed(below))
 
-    # Calls relative to a directory's inode number, like `openat`: the depth has no cost
+    # Calls relative to a directory's inode number, like `openat`: the directory's depth has no cost
 
     def entries_of(self, directory: int) -> Iterator[tuple[str, Inode]]:
         """Yields the names in a directory with their attributes, sorted by the names' bytes.

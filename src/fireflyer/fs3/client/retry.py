@@ -18,9 +18,12 @@ from fireflyer.errors import (
 from fireflyer.fs3.client.settings import Settings
 
 PAUSE_S = 0.01
+"""First pause between attempts, in seconds; further pauses double."""
 LONGEST_PAUSE_S = 0.5
+"""Longest pause between attempts, in seconds."""
 ROUNDS = 2
-"""Maximum damaged answers per replica before the bytes count as lost; a repair may help."""
+"""Number of damaged answers of each replica after which the bytes count as lost. A repair may
+succeed between the answers."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
@@ -50,7 +53,8 @@ class Routes(Protocol):
 
 
 class Failure(NamedTuple):
-    """Piece that has not succeeded yet."""
+    """Piece whose last attempt failed: its number in the batch, the outcome, the chain of its
+    chunk, and the node that was asked."""
 
     piece: int
     outcome: Outcome
@@ -118,8 +122,8 @@ class Retry:
             self._routes.wait(seen, min(pause, left), ask=ask)
             if settings.before_retry:
                 settings.before_retry()
-            # A new routing restarts the backoff, because it may reach the nodes a little later than
-            # this client.
+            # A new routing may reach the nodes a little later than this client. Therefore it
+            # restarts the backoff with the shortest pause.
             news = self._routes.version > seen
             pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 

@@ -21,7 +21,7 @@ class Settings:
     attempt_s: float = 2.0
     """Timeout of one attempt in seconds, after which another server is tried."""
     slowest: float = 20e6
-    """Lowest expected bytes per second; a large attempt gets bytes / `slowest` more seconds."""
+    """Lowest expected bytes per second; an attempt gets its bytes / `slowest` as additional seconds."""
     lanes: int = 8
     """Maximum number of reads and writes in flight; further calls wait."""
     senders: int = 2

@@ -1,4 +1,4 @@
-"""Storages by URL: the face of `fireflyer.storage` for fs3."""
+"""Storages by URL: the function that `fireflyer.storage` calls for URLs of fs3."""
 
 from fireflyer.errors import ConfigError
 from fireflyer.fs3.client.connection import connect

@@ -31,7 +31,9 @@ from fireflyer.fs3.client.file import pieces
 from fireflyer.storage import targets
 
 PIECE = 4 << 20
+"""Maximum size of a piece in bytes: a thread copies one piece at a time."""
 THREADS = 6
+"""Number of threads that copy pieces."""
 _MOST_LINKS = 40
 AHEAD = 2 * THREADS
 """Maximum number of pieces in flight."""
@@ -145,7 +147,7 @@ class LocalHandle:
 
 
 class Local:
-    """Files of this machine, as an end of a copy."""
+    """Files of this machine, as source or target of a copy."""
 
     stat = staticmethod(os.stat)
     lstat = staticmethod(os.lstat)
@@ -171,7 +173,7 @@ class Local:
 
 
 class Remote:
-    """Files of an fs3 file system, as an end of a copy."""
+    """Files of an fs3 file system, as source or target of a copy."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -242,7 +244,8 @@ class Copied:
 def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> list[Item]:
     """Lists the files that a copy of `path` to `to` makes, directories before their contents.
 
-    The function changes nothing. If `to` is a directory, the copy keeps its name and goes into it.
+    The function changes nothing. If `to` is a directory, the copy goes into that directory under the
+    name of `path`.
 
     Raises:
         ConfigError: a directory without `recursive`; a FIFO, socket or device in a directory.
@@ -271,7 +274,7 @@ def plan(source: End, path: str, target: End, to: str, *, recursive: bool) -> li
         if kind != stat.S_IFREG and not streams:
             raise ConfigError(f"{one} is neither a file nor a directory nor a symlink")
         out = target.is_stream(its)
-        # A lookup per file is cheap only on this machine.
+        # To follow symlinks takes a lookup per file, which is cheap only on this machine.
         follow = not out and (one == path or isinstance(target, Local))
         place = target.followed(its) if follow else ""
         given = one == path and source.is_stream(one)
@@ -287,7 +290,8 @@ def copy(source: End, target: End, items: list[Item], advance: Callable[[int], N
         advance: callback that gets the number of bytes copied, with holes; any thread calls it.
 
     Raises:
-        OSError, FireflyerError: an end failed; the targets of unfinished copies are unchanged.
+        OSError, FireflyerError: the source or the target failed; the targets of unfinished copies
+            are unchanged.
     """
     files: list[_Copy] = []  # files that may not be finished
     work = _work(source, target, items, files, advance)
@@ -325,7 +329,7 @@ def _work(
 ) -> "Iterator[Callable[[], _Copy | None]]":
     """Makes directories and symlinks; yields the first step of each file.
 
-    Adds each file to `files`, the list of unfinished ones.
+    Adds each file to `files`, the list of files that may not be finished.
     """
     for item in items:
         if stat.S_ISDIR(item.mode):
@@ -337,7 +341,7 @@ def _work(
                 target.symlink(source.readlink(item.source), beside)
                 target.rename(beside, item.target)
         elif item.stream:
-            # In this thread, so that Ctrl-C ends a wait for a pipe.
+            # This runs in the caller's thread, so that Ctrl-C ends a wait for a pipe.
             _copy_stream(source, target, item, advance)
         else:
             file = _Copy(source, target, item, advance)
@@ -473,7 +477,7 @@ class _Copy:
                 self._finish()
 
     def _find_next(self) -> None:
-        """Finds the next piece of the file within its planned size. REQUIRES: the lock."""
+        """Finds the next piece of the file within its planned size. REQUIRES: `_lock` is held."""
         total = self._item.size
         inside = ((at, min(size, total - at)) for at, size in self._pieces if at < total)
         self._next = next(inside, None)
@@ -482,7 +486,7 @@ class _Copy:
         return not (self.more or self._under_way)
 
     def _finish(self) -> None:
-        """Completes the file and renames it. REQUIRES: the lock."""
+        """Completes the file and renames it. REQUIRES: `_lock` is held."""
         assert self._ends is not None
         reader, writer = self._ends
         if reader.size < self._item.size:

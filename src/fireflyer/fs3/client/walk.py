@@ -8,11 +8,13 @@ import numpy.typing as npt
 LAST_INDEX = (1 << 32) - 1
 """Largest index that a chunk can have."""
 ENOUGH = 4096
-"""Maximum number of a chain's chunks that wait for other chains; it pauses the queries."""
+"""Number of found chunks of a chain that may wait for answers of other chains. A chain with that many
+waiting chunks is not queried."""
 Asks = list[tuple[int, int]]
 """Queries: (position of the chain in the file's order, highest index to search)."""
 Answers = list[tuple[int, int, int]]
-"""(index of the last chunk, number of consecutive chunks down from it, its bytes); 0: none."""
+"""Answers: (index of the chain's last chunk, number of its chunks down from that one without a gap,
+bytes of the last chunk); the number is 0 if there is no chunk."""
 
 
 def walk(
@@ -37,7 +39,7 @@ def walk(
         top = last - (last - chain) % stride
         if top >= first:
             unknown[chain] = top
-    held = np.empty(0, np.int64)  # found chunks; other chains may have higher ones
+    held = np.empty(0, np.int64)  # found chunks; other chains may have chunks of higher index
     while unknown:
         waiting = np.bincount(held % stride, minlength=stride)
         asks = [(chain, top) for chain, top in unknown.items() if waiting[chain] < ENOUGH]

@@ -14,11 +14,12 @@ from fireflyer.fs3.kv.history import Changes
 PAGE_BYTES = 4096
 FORMAT = 1
 FULL_BYTES = 64 << 10
-"""Free bytes below which a disk counts as full; a change needs some pages of the log."""
+"""Number of free bytes below which a disk counts as full; a change needs some pages of the log."""
 APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
 BATCHES = (128, 32, 8, 7, 6, 5, 4, 3, 2, 1)
+"""Numbers of rows for which there is a statement."""
 
 _UPSERT = {n: "INSERT OR REPLACE INTO kv (k, v) VALUES " + ",".join(["(?,?)"] * n) for n in BATCHES}
 _DELETE = {n: f"DELETE FROM kv WHERE k IN ({','.join('?' * n)})" for n in BATCHES}
@@ -78,7 +79,8 @@ def translated(path: Path) -> Iterator[None]:
 
 
 class Owner:
-    """Exclusive lock on a metadata file; conflicts are detected in the owner's memory.
+    """Exclusive lock on a metadata file, because one process must see all transactions to detect
+    conflicts.
 
     The lock file holds the process id of the owner, for the error that another process gets.
     """
@@ -101,7 +103,8 @@ class Owner:
             raise Unavailable(
                 f"{path}: {holder} uses this metadata; stop it, or connect to it"
             ) from error
-        with contextlib.suppress(OSError):  # a full disk: the error then names no process
+        # On a full disk the file stays empty; another process's error then cannot name the owner.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
@@ -136,7 +139,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
     Raises:
         StorageError: the file cannot be opened.
-        Corrupted: the file has another kind.
+        Corrupted: the file is not metadata of this format.
         NoSpace: the disk is full.
     """
     with _opening(path):
@@ -146,7 +149,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             if link.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                 raise StorageError(f"{path}: the file system there cannot hold a write-ahead log")
             link.execute("PRAGMA synchronous = FULL")
-            # The engine does this when there is no reader.
+            # The engine itself checkpoints the log when no reader prevents it.
             link.execute("PRAGMA wal_autocheckpoint = 0")
             tables = link.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             (application,) = link.execute("PRAGMA application_id").fetchone()

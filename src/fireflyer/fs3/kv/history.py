@@ -1,8 +1,8 @@
 """Keys and ranges that recent commits wrote, for conflict checks; and merged changes of commits.
 
-A commit is kept while a transaction that began before it may be open. Thread contract: one thread
-at a time, the engine's committer. Invariant: a transaction with a snapshot older than `floor`
-counts as a conflict, because it cannot be checked.
+The newest commits are kept, with at most about `KEPT_KEYS` keys and ranges. Thread contract: only
+one thread at a time calls this module, the thread that commits for the engine. Invariant: a
+transaction with a snapshot older than `floor` counts as a conflict, because it cannot be checked.
 """
 
 from collections import deque
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fireflyer.fs3.kv.transaction import Range, Transaction, counter, counter_value, within
 
 KEPT_KEYS = 32_768
+"""Number of written keys and cleared ranges beyond which the oldest commits are forgotten."""
 
 
 class History:

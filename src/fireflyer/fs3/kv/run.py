@@ -21,7 +21,7 @@ def record_key(client: int, number: int) -> bytes:
 
 
 class Job(Generic[T]):
-    """Body to run, and its result.
+    """Body of a transaction to run, and its result.
 
     Args:
         body: function that reads and writes one transaction and returns the answer; it may run

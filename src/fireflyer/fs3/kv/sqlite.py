@@ -3,17 +3,20 @@
 Thread contract: any thread may call `begin` and `commit_many`. `_lock` guards snapshots and the
 version. `_gate`, which is taken before `_lock`, blocks new transactions during a reset of the log.
 The queue has its own lock. `_writer`, `_history`, `_newest` and `_held` belong to the caller that
-is the leader. Invariants: - a caller that finds no leader becomes the leader: it takes the queue
-and checks each transaction against the history. It writes the group as one SQLite transaction
-(synchronous=FULL), sets the outcomes, and makes a waiting caller the next leader;
-- a caller that begins several transactions while there is no leader becomes the leader (`_held`);
-  it reads on the writer's connection, whose cache survives commits;
-- `_newest` holds committed values of rows read by leaders, none older than the last commit;
-- `_version` grows after a group is durable. A snapshot's label is read before the snapshot is
+is the leader.
+
+Invariants:
+- A caller that finds no leader becomes the leader: it takes the queue and checks each transaction
+  against the history. It writes the group as one SQLite transaction (synchronous=FULL), sets the
+  outcomes, and makes a waiting caller the next leader.
+- A caller that begins several transactions while there is no leader becomes the leader (`_held`).
+  It reads on the writer's connection, whose cache survives commits.
+- `_newest` holds committed values of rows read by leaders, none older than the last commit.
+- `_version` grows after a group is durable. A snapshot's version is read before the snapshot is
   taken, so it is never newer than the rows: acknowledged commits are seen, and no conflict is
-  missed;
-- transactions that begin between two groups share one snapshot, and with it the cache of its reads;
-- after an I/O error the end of the file is unknown, so the engine rejects all further commits.
+  missed.
+- Transactions that begin between two groups share one snapshot, and with it the cache of its reads.
+- After an I/O error the end of the file is unknown, so the engine rejects all further commits.
 """
 
 import sqlite3
@@ -37,6 +40,7 @@ from fireflyer.fs3.kv.snapshots import CACHED_READS, View
 from fireflyer.fs3.kv.transaction import Outcome, Transaction
 
 LOG_PAGES = 8_192
+"""Number of pages in the write-ahead log after which the log is reset."""
 
 
 class _Waiting:
@@ -212,14 +216,14 @@ class SqliteEngine:
         if held is not None and (held.thread != threading.get_ident() or not changed):
             held = None
         if held is not None:
-            held.users += 1  # stays the leader when the last of them ends
+            held.users += 1  # so this caller stays the leader when the last transaction ends
         for transaction in transactions:
             transaction.end()
         if not changed:
             return [Outcome.COMMITTED] * len(transactions)
         mine = _Waiting(transactions)
         if held is not None:
-            assert held.users == 1, "a commit while others of those begun together are open"
+            assert held.users == 1, "a commit of only some transactions that were begun together"
             self._held = None
             self._commit_as_leader(mine, [mine])
         else:
@@ -340,8 +344,8 @@ class SqliteEngine:
     def _reset_log(self) -> None:
         """Checkpoints the log into the database and resets it, so its disk blocks are reused.
 
-        No transaction can begin meanwhile. A long-running reader prevents the reset; it is retried
-        some thousand rows later.
+        No transaction can begin meanwhile. A long-running reader prevents the reset. The engine then
+        tries again after half of `LOG_PAGES` more pages.
         """
         with self._gate:
             self._drop_idle()

@@ -86,7 +86,7 @@ def counter_value(number: int) -> bytes:
 
 
 class Transaction:
-    """Transaction from `Engine.begin` until `end` or `Engine.commit_many`. See the module."""
+    """Transaction from `Engine.begin` until `end` or `Engine.commit_many`; see the module's docstring."""
 
     __slots__ = ("_snapshot", "adds", "cleared", "ranges", "reads", "version", "writes")
 

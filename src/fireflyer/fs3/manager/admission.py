@@ -1,4 +1,4 @@
-"""Admission of node processes: their folder must belong to the manager's file system. Pure."""
+"""Admission of node processes: their folder must belong to the manager's file system."""
 
 import secrets
 from typing import Protocol
@@ -16,6 +16,10 @@ class Registration(msgspec.Struct, array_like=True):
     """Request of a starting node process to join the cluster.
 
     Attributes:
+        name: name of the node.
+        address: address of its data service.
+        slots: number of its targets.
+        local: see `Node`.
         identity: identity of the node's folder; "": unknown.
         cluster: number of the file system to which the folder belongs; "": none yet.
         holds: True if the folder has targets.

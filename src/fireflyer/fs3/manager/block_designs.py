@@ -16,6 +16,7 @@ Block = tuple[int, ...]
 SEARCH_STEPS = 200_000
 """Maximum number of steps of the search for a difference family: a few tenths of a second."""
 MOST_SUBSETS = 20_000
+"""Maximum number of blocks of a design that consists of all subsets."""
 LARGEST_FAMILY = 300
 """Maximum number of points in all base blocks together, which is the depth of the search."""
 
@@ -23,7 +24,7 @@ LARGEST_FAMILY = 300
 def balanced_design(n: int, t: int, r: int) -> list[Block] | None:
     """Returns the blocks, or None if no construction here gives them.
 
-    Each construction has its own smallest `t`; repetition makes multiples.
+    A construction makes a design with one value of `t`; repeated blocks give designs with multiples.
     """
     if t * (r - 1) % (n - 1) or n * t % r:
         return None
@@ -95,7 +96,7 @@ def _affine_plane(n: int, r: int) -> list[Block] | None:
 def _bose_triples(n: int, r: int) -> list[Block] | None:
     """Returns triples of Z_m x {0, 1, 2}, m odd.
 
-    A triple is a column, or two points of a layer and their mean in the next.
+    A triple is a column, or two points of a layer and their mean in the next layer.
     """
     if r != 3 or n % 6 != 3:
         return None
@@ -110,7 +111,10 @@ def _bose_triples(n: int, r: int) -> list[Block] | None:
 
 
 def _difference_family(n: int, t: int, r: int) -> list[Block] | None:
-    """Shifts base blocks whose differences give each non-zero number modulo n equally often."""
+    """Returns all shifts, modulo n, of base blocks that the search finds, or None.
+
+    The differences inside the base blocks give each non-zero number modulo n equally often.
+    """
     least = math.lcm(r, (n - 1) // math.gcd(n - 1, r - 1))
     if t % least or least > LARGEST_FAMILY:
         return None
@@ -119,7 +123,10 @@ def _difference_family(n: int, t: int, r: int) -> list[Block] | None:
     steps = SEARCH_STEPS
 
     def take(block: list[int], point: int) -> list[int] | None:
-        """Uses up the differences between `point` and the block; None if one is not left."""
+        """Uses up the differences between `point` and the points of a block, and returns them.
+
+        Returns None if a difference has no use left.
+        """
         taken: list[int] = []
         for other in block:
             for difference in ((point - other) % n, (other - point) % n):
@@ -144,7 +151,7 @@ def _difference_family(n: int, t: int, r: int) -> list[Block] | None:
             if not any(left):
                 return blocks
             return extend([*blocks, [0]])
-        # A new block takes the smallest difference that is left, because some block must.
+        # A new block takes the smallest difference that is left, because some block must have it.
         first = next(d for d in range(1, n) if left[d]) if len(block) == 1 else block[-1] + 1
         for point in (first,) if len(block) == 1 else range(first, n):
             taken = take(block, point)

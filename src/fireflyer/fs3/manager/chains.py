@@ -24,11 +24,11 @@ class LocalState(enum.IntEnum):
     """State that a target reports of itself."""
 
     ONLINE = 0
-    """Just started, or not in the path of writes."""
+    """The target has just started, or writes do not pass it."""
     UPTODATE = 1
-    """Has finished the task of its public state, at the chain version that it reports."""
+    """The target has finished the task of its public state, at the chain version that it reports."""
     FAULTY = 2
-    """Cannot follow the chain with its contents, or its disk fails."""
+    """The target's contents do not let it follow the chain, or its disk fails."""
 
 
 class Local(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +139,8 @@ def needs_answer_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ..
     """Returns the serving targets of which one must answer before `next_chain` is published.
 
     If some serving members leave, the members that seem to stay may be dead, too, but not yet
-    detected. A change that is published too early would leave one of those as the only LASTSRV.
+    detected. A change that is published too early could leave such a dead member as the only
+    LASTSRV.
     """
     serving = [member for member in chain.members if member.state is Public.SERVING]
     staying = tuple(member.target for member in serving if holds_state(member, locals_))
@@ -180,7 +181,11 @@ def _serves(members: Sequence[Member]) -> bool:
 
 
 def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
-    """Applies rule 1. A former SERVING or RECOVERING member is LASTSRV, at least until rule 5."""
+    """Applies rule 1: members that no longer hold their active state leave it.
+
+    A SERVING or RECOVERING member becomes LASTSRV; rule 5 may make it WAITING. A SYNCING member
+    becomes WAITING.
+    """
     after = []
     for member in chain.members:
         if member.state in ACTIVE and not holds_state(member, locals_):
@@ -193,7 +198,7 @@ def _leave(chain: Chain, locals_: Mapping[int, Local]) -> list[Member]:
 
 
 def _promote(member: Member, version: int, locals_: Mapping[int, Local]) -> Member:
-    """Applies rule 2: a member has finished its task if it reports so at the published version."""
+    """Applies rule 2: a member that reports UPTODATE at the published version becomes SERVING."""
     if member.state not in (Public.RECOVERING, Public.SYNCING):
         return member
     local = locals_[member.target]
@@ -248,7 +253,7 @@ def _recover(members: list[Member], locals_: Mapping[int, Local], proceed: bool)
 
 
 def _aliveness(member: Member, locals_: Mapping[int, Local]) -> Member:
-    """Applies rule 6."""
+    """Applies rule 6: a member in no other state is WAITING if it is alive, otherwise OFFLINE."""
     if member.state not in (Public.WAITING, Public.OFFLINE):
         return member
     state = Public.WAITING if member.target in locals_ else Public.OFFLINE
@@ -256,7 +261,7 @@ def _aliveness(member: Member, locals_: Mapping[int, Local]) -> Member:
 
 
 def _start_sync(members: list[Member], locals_: Mapping[int, Local]) -> list[Member]:
-    """Applies rule 7."""
+    """Applies rule 7: if no member is SYNCING, the first usable WAITING member becomes SYNCING."""
     if any(member.state is Public.SYNCING for member in members):
         return members
     for at, member in enumerate(members):

@@ -1,8 +1,9 @@
 """State machine of a primary manager: no I/O, no clock, no threads.
 
-All values of `now` are of one monotonic clock. A decision that changes entries is a `Change`. The
-caller makes its rows durable in a transaction that fails if another primary has taken over. Then
-the caller calls `saved`, and publishes the change. At most one change is being saved at a time.
+All values of `now` are seconds of one monotonic clock. A decision that changes entries of the
+records is a `Change`. The caller makes the change's rows durable in a transaction that fails if
+another primary has taken over. Then the caller calls `saved`, and publishes the change. At most one
+change is being saved at a time.
 """
 
 from collections.abc import Iterable
@@ -79,7 +80,7 @@ class Beat(msgspec.Struct, array_like=True):
         routing: version of the routing that the node has.
         vitals: condition of the node; only some heartbeats have it.
         cluster: number of the file system that issued the session; "": not sent.
-        question: newest question that it has received.
+        question: newest question (see `Core.question`) that the node has received.
     """
 
     node: int
@@ -143,12 +144,15 @@ class Core:
         # By chain: question sent when members were first missed.
         self._questions: dict[int, int] = {}
         self.question = 0
-        """Newest question; 0: none in this term. The caller must send a new one immediately."""
+        """Newest question: a number that nodes repeat in their heartbeats; 0: none in this term.
+
+        A heartbeat with this number proves that its node was alive after the question was sent. The
+        caller must send a new question to all nodes immediately.
+        """
         self._asked_at = float("-inf")
         self._stopped_since: dict[int, float] = {}  # by chain: time since which no target serves
-        self._requested: dict[
-            bytes, Entry
-        ] = {}  # entries requested by operators and nodes, not in a change yet
+        # Entries that operators and nodes requested, and that are not in a change yet.
+        self._requested: dict[bytes, Entry] = {}
         self._asked: dict[bytes, Entry] = {}  # requested entries in the change being saved
         self._saving: Change | None = None
         self._alive: list[int] = []
@@ -166,9 +170,8 @@ class Core:
         """Finds a process with another folder that may still run under that node's name.
 
         Returns:
-            Time of its newest heartbeat; -inf: no heartbeat in this term yet. None: there is no
-            such
-            process.
+            Time of the process's newest heartbeat; -inf: no heartbeat in this term yet. None: there
+            is no such process.
         """
         node = next((node for node in self._all_nodes() if node.name == name), None)
         if node is None or not identity or node.identity in ("", identity):

@@ -66,7 +66,7 @@ class Election:
         return None
 
     def written(self, row: Primary, begun: float) -> None:
-        """Records that `row` is in the store; the lease counts from the transaction's begin."""
+        """Records that `row` is in the store; the lease counts from `begun`, the transaction's start."""
         self.epoch, self._seen = row.epoch, row
         self._ends = begun + self._times.lease_s
 

@@ -1,4 +1,4 @@
-"""Client of the manager: typed methods, and a copy of the routing, which pushes update."""
+"""Client of the manager: typed methods, and a copy of the routing that the manager's pushes update."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -136,8 +136,8 @@ class ManagerLink:
         """Requests that all nodes read all their chunks and repair damaged ones; does not wait.
 
         Args:
-            number: number of an earlier request, because a new primary does not know it; 0: a new
-                request.
+            number: number of an earlier request, to repeat it at a new primary, which does not know
+                it; 0: a new request.
 
         Returns:
             Number of the request; targets report it (`TargetVitals.scrub`) when they are done.

@@ -37,7 +37,8 @@ class Placement:
         return [[(node, next(used[node])) for node in chain] for chain in self.chains]
 
     def pairs(self) -> npt.NDArray[np.int64]:
-        """Returns [nodes, nodes]: numbers of chains that two nodes share; on the diagonal, of a node."""
+        """Returns [nodes, nodes]: number of chains that two nodes share; on the diagonal, the
+        number of chains of a node."""
         shared = np.zeros((self.nodes, self.nodes), np.int64)
         for chain in self.chains:
             shared[np.ix_(chain, chain)] += 1

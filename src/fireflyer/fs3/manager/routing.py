@@ -1,8 +1,8 @@
 """Routing: nodes, targets, chains and chain tables, with versions; and its rows in the store.
 
 A `Routing` object holds the whole routing, or the part that changed after a version. Each entry has
-a
-row in the metadata store: `A` kind number(s) -> [version at which it changed, entry].
+a row in the metadata store. The row's key is `A`, a letter for the kind of the entry, and the
+entry's numbers; the value is [version at which the entry changed, entry].
 """
 
 from collections.abc import Iterable
@@ -62,8 +62,8 @@ class Routing(msgspec.Struct, frozen=True, array_like=True):
     """Whole routing (`since` 0), or the changes after version `since`.
 
     Attributes:
-        question: growing number that a node's next heartbeat repeats, to prove that it was sent
-            later.
+        question: growing number that a node's next heartbeat repeats, to prove that the heartbeat
+            was sent after the question.
         scrub: newest scrub request, a growing number; 0: not sent.
     """
 
@@ -176,9 +176,9 @@ class View:
     def take(self, part: Routing) -> list[Routing]:
         """Adds a part; returns the parts that now take effect, in order.
 
-        Returns no part if this one has no new entries, or if an earlier part is missing. In the
-        second case the part is kept until the earlier one arrives; the caller may have to request
-        that one.
+        Returns no part if this part has no new entries, or if an earlier part is missing. In the
+        second case this part is kept until the earlier part arrives. The caller may have to request
+        the earlier part.
         """
         self.question = max(self.question, part.question)
         self.scrub = max(self.scrub, part.scrub)

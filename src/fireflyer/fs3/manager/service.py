@@ -1,7 +1,7 @@
 """Manager process: runs `Election` and `Core` on an asyncio loop.
 
-Only the loop's thread accesses the state. Transactions run in a thread, at most one for each of the
-two tasks.
+Only the loop's thread accesses the state. Transactions run in other threads, at most one for each
+of the two tasks (`_elect` and `_run_changes`).
 """
 
 import asyncio
@@ -224,13 +224,14 @@ class Manager:
             change = core.tick(now)
             self._push_question(core)
             if change and not await self._save(core, change):
-                # Too short for `tick` to see a delay.
+                # A longer sleep would look to `tick` like a delay of the event loop.
                 await asyncio.sleep(self._times.heartbeat_s / 2)
             elif core.settled and not core.dirty:
                 self._saved.update("")
 
     def _push_question(self, core: Core) -> None:
-        """Pushes a new question; other nodes get it in the answer to their next heartbeat."""
+        """Pushes a new question to all subscribers; other nodes get it in the answer to their next
+        heartbeat."""
         if core.question != self._asked:
             self._asked, version = core.question, core.records.version
             self._push(Routing(version, version, question=core.question))
@@ -403,7 +404,7 @@ class Manager:
         return [its.why for its in (self._store, self._saved) if its.why] + self._refused.lines()
 
     def trouble(self) -> str:
-        """Returns the fault of this manager; "" if there is none. Any thread."""
+        """Returns the fault of this manager; "" if there is none. Thread-safe."""
         primary = self._election.primary
         elsewhere = primary not in ("", self._address)
         none = "" if self._core is not None or elsewhere else "no manager is primary"

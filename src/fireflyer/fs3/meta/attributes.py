@@ -228,8 +228,8 @@ def set_layout(t: Transaction, ctx: Context, call: SetLayout) -> Inode:
     """Sets the layout of a directory, or of an empty file.
 
     Raises:
-        FileError: EINVAL (sizes, a special file), EPERM, EBUSY (the file is open for writing),
-            ENOTEMPTY (it is not empty), ...
+        FileError: EINVAL (invalid sizes, or a special file), EPERM, EBUSY (the file is open for
+            writing), ENOTEMPTY (the file is not empty), ...
     """
     inode = find(t, ctx.user, call.inode, call.path)
     require_owner(ctx.user, inode, call.path)

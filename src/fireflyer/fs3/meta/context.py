@@ -106,7 +106,7 @@ def store(t: Transaction, inode: Inode) -> None:
 
 
 def shown(t: Transaction, inode: Inode) -> Inode:
-    """Returns the inode for an answer; adds a directory's separate rows."""
+    """Returns the inode for an answer; a directory gets times and link count from separate rows."""
     if inode.kind == DIRECTORY:
         times = t.snapshot_get(times_key(inode.number))
         if times is not None:

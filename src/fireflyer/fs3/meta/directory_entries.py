@@ -97,7 +97,7 @@ def add_name(t: Transaction, ctx: Context, inode: Inode, at: Place) -> None:
 
 
 def move_name(t: Transaction, inode: Inode, old: Place, new: Place) -> None:
-    """Replaces one of the inode's known names; the caller stores the inode's row."""
+    """Replaces a name of an inode by another name; the caller stores the inode's row."""
     if (inode.parent, inode.name) == (old.directory.number, old.name):
         inode.parent, inode.name = new.directory.number, new.name
     else:

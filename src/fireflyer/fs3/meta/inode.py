@@ -1,4 +1,4 @@
-"""Stored keys and values. Numbers in keys are big-endian, so that ranges are in order."""
+"""Keys and values of the metadata store. Numbers in keys are big-endian, so that ranges are in order."""
 
 import errno
 import struct
@@ -111,6 +111,7 @@ pack_times = _TIMES.pack
 unpack_times = _TIMES.unpack
 
 ALLOCATOR = b"Ninode"
+"""Counter that holds the first inode number that is not reserved."""
 FILES = b"Nfiles"
 """Counter of inodes that have a name."""
 UNLINKED = b"Nunlinked"

@@ -158,9 +158,9 @@ class ReportLength(Call, frozen=True, tag="ReportLength"):
 
 
 class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
-    """Extends the stripe before a chunk at index `dyn_stripe` or beyond is written.
+    """Extends the stripe before the chunk `index`, at or beyond `Inode.dyn_stripe`, is written.
 
-    `index` is the index of that chunk. Answer: Inode.
+    Answer: Inode.
     """
 
     inode: Number
@@ -377,10 +377,11 @@ class Collected(Call, frozen=True, tag="Collected"):
     inodes: list[Number]
 
 
-class Done(
-    msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True
-):  # so no other answer decodes as this one
-    """Answer of a call that returns nothing."""
+class Done(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Answer of a call that returns nothing.
+
+    Unknown fields are forbidden, so that no other answer decodes as `Done`.
+    """
 
 
 class Inodes(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -470,7 +471,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     A `number` above 0 is an idempotency key within its client: a retry of a request is not
     executed, but gets the first answer. The client has received the answers to all its requests up
-    to `acknowledged`. `again` marks a retry, of which earlier copies may be in flight.
+    to `acknowledged`. `again` marks a retry: earlier copies of the request may be in flight.
     """
 
     user: User

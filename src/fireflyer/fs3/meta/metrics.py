@@ -24,6 +24,7 @@ PREFIX = "fireflyer_fs3_meta"
 BOUNDS = [2.0**power for power in range(-15, 4)]
 """Bounds of the buckets, in s: 31 us to 8 s."""
 NOTES = 1024
+"""Number of queued requests at which `done` counts them."""
 
 
 def name_of(error: FireflyerError) -> str:

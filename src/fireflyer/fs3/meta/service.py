@@ -42,8 +42,11 @@ from fireflyer.fs3.meta.inode import (
 from fireflyer.fs3.meta.messages import Answer, Request
 
 NUMBERS_AT_ONCE = 1024
+"""Number of inode numbers that the allocator reserves in one transaction."""
 RECORDS_KEPT = 64
+"""Number of acknowledged requests of a client after which their records are cleared together."""
 FOLDERS_KNOWN = 1024
+"""Maximum number of directories in the cache `Folders`."""
 SESSION_NS = 60_000_000_000
 DEFAULT_LAYOUT = Layout(1, 1, 1 << 20, 16)
 
@@ -224,8 +227,8 @@ class MetaService:
     Args:
         engine: store of the metadata; an empty store gets a root directory with `layout`.
         now: function that returns the time in ns since 1970.
-        session_ns: time without requests after which a client's sessions expire; determines how
-            often its liveness is recorded.
+        session_ns: time in ns without requests after which a client's sessions expire; it
+            determines how often the store records that a client is alive.
     """
 
     def __init__(
@@ -327,7 +330,7 @@ class MetaService:
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
-            self._cleared[client] = clear_to  # after a failure, the next request clears these, too
+            self._cleared[client] = clear_to  # if this fails, a later request clears these, too
 
         def body(t: Transaction) -> bytes | Answer:
             if kept and number <= counter(t.get(record_key(client, 0))):

@@ -1,4 +1,5 @@
-"""Expired clients and orphans: the operations that end sessions and remove chunks.
+"""Operations that end the sessions of expired clients, and that remove orphans (files without a
+name).
 
 The caller works in rounds. First it calls `expire`; for each returned file, it queries the chains
 for the length and calls `settle`. Then it calls `collect`; for each returned file, it removes the
@@ -69,7 +70,7 @@ def _open_files(t: Transaction, clients: set[int]) -> dict[tuple[int, int], None
     """Returns (inode, client) of these clients' sessions, by a scan of all sessions.
 
     The scan does not need to conflict with concurrent opens: a client that opens a file after a
-    long silence rewrites its `C` row.
+    long silence rewrites its `C` row, and `expire` conflicts with that write.
     """
     found: dict[tuple[int, int], None] = {}
     begin, end = b"S", b"T"

@@ -11,9 +11,10 @@ PENDING, EXIT_CODE = 31, 52
 
 
 class Caller(threading.local):
-    """Program whose request this thread executes; 0: the kernel itself, or an unknown program."""
+    """Program whose request this thread executes."""
 
     thread_id = 0
+    """Id of the program's thread; 0: the kernel itself, or an unknown program."""
 
     def check(self) -> None:
         """Raises FileError (EINTR) if a signal has killed the program.

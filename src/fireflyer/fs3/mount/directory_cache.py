@@ -21,10 +21,11 @@ KEPT = 4096
 class DirectoryCache:
     """Cache of directories by inode. Thread-safe.
 
-    Invariant: attributes are at most `keep_s` old, and never older than the last change by this
-        mount.
+    Invariant: attributes are at most `keep_s` seconds old, and never older than the last change by
+    this mount.
 
     Args:
+        keep_s: seconds for which attributes are kept.
         now: monotonic time in seconds.
     """
 

@@ -19,6 +19,7 @@ from fireflyer.fs3.mount.directory_cache import Ticket
 KEPT = 1 << 16
 """Maximum number of closed files whose version is kept, so that the kernel may keep their pages."""
 Version = tuple[int, int, int]
+"""Version of the length, length in bytes, and mtime in ns of a file."""
 
 
 class OpenFile:
@@ -38,7 +39,9 @@ class OpenFile:
         self._parts, self._number = parts, number  # 0: not created yet
         self._file: File | None = None
         self._state: FileState | None = None
-        self._ends_early = True  # False after a write that followed a close, or after `hold`
+        # True if the last close of a program may end the write session (`flush`); False after a
+        # write that followed such a close, or after `hold`.
+        self._ends_early = True
         self._changed_ns = 0  # time at which a program set the pending attributes
 
     @property
@@ -89,7 +92,7 @@ class OpenFile:
         self._widened()
 
     def hold(self) -> None:
-        """Keeps the bytes of an open file that is about to lose its last name."""
+        """Keeps the bytes of an open file that is about to lose its last name, by a write session."""
         self._ends_early = False
         if self._file is not None and not self._file.writable():
             self.open(reads=False, writes=True)
@@ -135,16 +138,17 @@ class OpenFile:
             if end >= 0:
                 self.state.wrote(end)  # retried by the next flush
             if changes is not None and self.file.changes is changes:
-                self._changed_ns = time.time_ns()  # restores the time, because no program wrote
+                # Later than the time that `wrote` sets, because no program wrote meanwhile.
+                self._changed_ns = time.time_ns()
             self._widened()
             raise
 
     def change(self, changes: Changes) -> Inode | None:
         """Defers a change of attributes to the next report of the length, which sets them, too.
 
-        Returns None if the change cannot be deferred; the caller must then set the attributes. A
-        change can be deferred if a report is pending and no user loses access by the change,
-        because another client may open the file before the report.
+        Returns None if no report is pending; the caller must then set the attributes. If a user
+        would lose access by the change, the report is sent immediately, because another client may
+        open the file before a later report.
         """
         if not self.file.writable() or not self.state.dirty:
             return None
@@ -170,7 +174,7 @@ class OpenFile:
         self._widened()
 
     def widen(self, offset: int, size: int) -> None:
-        """Prepares a write at and beyond `state.widened`; raises FileError (EFBIG)."""
+        """Prepares a write that ends beyond the offset `state.widened`; raises FileError (EFBIG)."""
         if not self.file.writable():
             self._ends_early = False
             self.open(reads=False, writes=True)
@@ -203,6 +207,7 @@ class OpenFile:
         return inode
 
     def _widened(self) -> None:
+        """Sets `state.widened`, the offset up to which native code may write without `widen`."""
         inode = self.file.inode
         layout = layout_of(inode)
         wide = inode.dyn_stripe >= layout.stripe

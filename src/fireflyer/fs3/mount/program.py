@@ -30,9 +30,9 @@ THREADS = 16
 DEADLINE_S = 300.0
 """Timeout in seconds after which a program gets EIO if services do not answer."""
 READ_AHEAD_KIB = 4096
-"""Bytes of the kernel's read-ahead, whose default of 128 KiB is small."""
+"""Size of the kernel's read-ahead for the mount, in KiB; the kernel's default is only 128 KiB."""
 NICENESS = -10
-"""Priority of the mount's threads, for which programs wait."""
+"""Nice value of the mount's threads: a high priority, because programs wait for these threads."""
 MNT_DETACH = 2
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 
@@ -152,7 +152,7 @@ def serve(
 
     Args:
         cache_s: seconds for which the kernel may cache names and attributes.
-        ready: callback for the time when programs can use the directory.
+        ready: callback that is called once programs can use the directory.
         flags: MS_RDONLY, MS_NOEXEC of mount(2); needs root.
 
     Raises:
@@ -185,7 +185,7 @@ def _source(where: str | None) -> str:
 def restrict(directory: str, flags: int) -> None:
     """Restricts a mount by flags of mount(2); raises StorageError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    bits = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | flags  # libfuse sets the last two, too
+    bits = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | flags  # libfuse sets NOSUID and NODEV, too
     if flags and libc.mount(None, os.fsencode(directory), None, ctypes.c_ulong(bits), None):
         reason = os.strerror(ctypes.get_errno())
         unmount(directory, lazy=True)

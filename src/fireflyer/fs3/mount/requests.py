@@ -1,7 +1,7 @@
 """Handlers of a mount for the kernel's requests about names, attributes and open files.
 
-The kernel checks permissions (`default_permissions`), so the mount's own user makes the requests. A
-new file belongs to the user of the program that creates it.
+The kernel checks permissions (`default_permissions`), so the mount calls the servers as its own
+user. A new file belongs to the user of the program that creates it.
 """
 
 import errno
@@ -83,7 +83,7 @@ class Requests:
 
     def call(self, request: Request) -> Answer:
         """Executes a request; returns its answer or a POSIX error number."""
-        # A close is executed for the file's next user, even if its last program was killed.
+        # A release is executed even if the program that closed the file was killed.
         self._caller.thread_id = request.caller_pid if request.op != "release" else 0
         try:
             answer: Answer = getattr(self, f"_{request.op}")(request)
@@ -94,7 +94,10 @@ class Requests:
         return answer
 
     def finish(self, number: int, pieces: Pieces, write: bool, caller_pid: int) -> int:
-        """Retries failed pieces and checks a read's holes; returns 0 or a POSIX error number."""
+        """Retries failed pieces of a read or write; after holes in a read, checks the file exists.
+
+        Returns 0 or a POSIX error number.
+        """
         self._caller.thread_id = caller_pid
         what = f"inode {number}"
         try:
@@ -184,7 +187,7 @@ class Requests:
             with entry.lock:
                 if self._root and (inode := entry.change(changes)) is not None:
                     return inode
-                entry.flush()  # a later report would overwrite the time
+                entry.flush()  # a later report of the length would overwrite the new time
         inode = self._metadata.act(messages.SetAttributes(number, changes), Inode)
         self._directories.forget(number)
         return inode
@@ -200,7 +203,7 @@ class Requests:
     # Names
 
     def _user(self, request: Request) -> messages.User | None:
-        """Returns the user of the calling program; None if it is the mount's own user."""
+        """Returns the user of the calling program; None: the mount's own user, if that is not root."""
         if not self._root:
             return None
         groups = _groups(request.caller_pid) if request.caller_uid else ()
@@ -259,7 +262,7 @@ class Requests:
         return 0
 
     def _hold(self, parent: int, name: bytes) -> None:
-        """Keeps the bytes of a file whose name is about to be removed, if it is open."""
+        """Keeps the bytes of a file whose name is about to be removed, if the file is open."""
         if not len(self.files):
             return
         try:
@@ -329,7 +332,7 @@ class Requests:
         entry = self.files.add(inode.number, made)
         if entry is made:
             made.ticket = at, self._directories.ticket()[1]
-        if entry is not made:  # an existing file that is already open
+        if entry is not made:  # the file existed and is already open
             made.close()
             with entry.lock:
                 entry.open(reads=False, writes=True)

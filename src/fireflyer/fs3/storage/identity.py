@@ -15,9 +15,9 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two random numbers of 128 bits, in hex.
 
     Attributes:
-        node: number of the folder, drawn at its first use.
+        node: number of the folder, drawn when a node first uses the folder.
         cluster: number of the file system whose chunks the folder holds; "" until a manager admits
-            it.
+            the node.
     """
 
     node: str

@@ -17,8 +17,8 @@ def _holds(member: Member) -> bool:
 def missing_folder_fault(chain: Chain, target: int, folder: Path) -> str:
     """Returns why a missing folder must not be replaced by an empty one; "" if it may be.
 
-    It may be replaced if other members of the chain hold the same data: the target then syncs from
-    them.
+    An empty folder may replace it if other members of the chain hold the same data: the target then
+    syncs from those members.
     """
     holders = [member for member in chain.members if _holds(member)]
     if len(holders) != 1 or holders[0].target != target or not holders[0].store:
@@ -30,7 +30,7 @@ def missing_folder_fault(chain: Chain, target: int, folder: Path) -> str:
 
 
 def replaced_store_fault(chain: Chain, target: int, store: int, folder: Path) -> str:
-    """Returns the fault of a target whose store its chain did not serve with; "" if there is none."""
+    """Returns the fault of a target if its chain last served with another store than `store`, else ""."""
     last = (m for m in chain.members if m.target == target and m.state is Public.LASTSRV)
     if all(member.store in (0, store) for member in last):
         return ""

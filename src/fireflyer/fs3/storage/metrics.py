@@ -126,10 +126,10 @@ class StorageCollector:
         size, free = node.space()
         for key, what, value in (
             ("disk_bytes", "size of the disk of the targets", size),
-            ("disk_free_bytes", "free space of that disk", free),
-            ("disk_kept_bytes", "space that writes leave free on that disk", node.settings.reserve),
+            ("disk_free_bytes", "free space of the disk of the targets", free),
+            ("disk_kept_bytes", "disk space that writes must leave free", node.settings.reserve),
             ("refuses_writes", "1: the disk is too full for a whole chunk", float(node.refuses)),
-            ("faults", "targets that are not open or faulty", len(node.faults)),
+            ("faults", "targets that are closed or faulty", len(node.faults)),
             ("lease_seconds", "remaining time of the lease", node.lease_ends - time.monotonic()),
         ):
             yield _gauge(key, what, ["node"], [([name], value)])

@@ -1,4 +1,4 @@
-"""Agent of a storage node: its registration and lease, and the manager's orders to its targets."""
+"""Agent of a storage node: registers the node, renews its lease, applies the routing to its targets."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ FAULTY = (
 Place = tuple[int, int] | None
 """Device and inode of a target's folder; None: the folder or its identity file is missing."""
 VITALS_EVERY_S = 1.0
-"""Seconds between heartbeats with vitals, on which no chain depends."""
+"""Seconds between heartbeats that carry vitals; no chain's state depends on vitals."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +108,13 @@ class StorageNode:
         self._scrubbed = ScrubLog(settings.directory)
         # Newest scrub request that each target has completed.
         self._scrubs_done: dict[int, int] = {}
-        # Ends the scrub's pause: a request, or the node's end.
+        # Set by a scrub request and by `close`: ends the pause of the scrub.
         self._scrub_wakeup = threading.Event()
         self._full = False
         self._vitals_sent = 0.0  # time of the last heartbeat with vitals
         self._secret = secret
         self._service = io.Node(settings.workers, settings.buffers)
-        self._lock = threading.Lock()  # guards `_ended_service`; no service call after its end
+        self._lock = threading.Lock()  # guards `_ended_service`; an ended service gets no routing
         self._ended_service = False
         self._stopping = threading.Event()
         self._me: Registered | None = None
@@ -125,7 +125,7 @@ class StorageNode:
         self._faulty: dict[int, str] = {}  # faults of open targets
         self._places: dict[int, Place] = {}  # folders of targets that were opened
         self._folders_checked = 0.0  # time of the last check of the folders
-        self._files: dict[int, Files] = {}  # files of open targets, next check first
+        self._files: dict[int, Files] = {}  # files of open targets; the first is checked next
         self._local_listener = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._local_listener.address)
         self._local = self._open_local()
@@ -188,9 +188,8 @@ class StorageNode:
         """Returns the values of `io.Node.targets` for each open target, with additional keys.
 
         The keys are `chain`, `role` (the Public state in the chain), `local` (the LocalState that
-        the
-        target reports), `scrubbed` (time of the last complete scrub, s since 1970; 0: never) and
-        `scrub` (the request that caused this scrub).
+        the target reports), `scrubbed` (time of the last complete scrub, s since 1970; 0: never)
+        and `scrub` (number of the newest scrub request that the target has completed).
         """
         found: dict[int, dict[str, float]] = {}
         counts = self._service.targets()
@@ -314,7 +313,7 @@ class StorageNode:
         self.ended.set()
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Returns the versions of open targets' chains, at least as new as the heartbeat's answer."""
+        """Returns open targets with their chains' versions, at least as new as the last answer's."""
         chains = {target: self._link.chain(number) for target, number in self._chains.items()}
         return [(target, chain.version) for target, chain in chains.items() if chain]
 
@@ -372,7 +371,7 @@ class StorageNode:
     # Routing
 
     def _on_routing(self, part: Routing) -> None:
-        """Handles a part of the routing, on the heartbeat thread or on the thread of pushes."""
+        """Handles a part of the routing, on the heartbeat thread or the thread that receives pushes."""
         with self._lock:
             if self._ended_service:
                 return
@@ -385,7 +384,7 @@ class StorageNode:
                         self._apply_chain(target, chain.id)
 
     def _apply_chain(self, target: int, number: int) -> None:
-        """Passes the newest version of a chain to a target, despite concurrent calls."""
+        """Passes the newest version of a chain to a target, despite calls on other threads."""
         applied = 0
         while (chain := self._link.chain(number)) is not None and chain.version > applied:
             members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
@@ -427,7 +426,7 @@ class StorageNode:
             why = f"faulty: {other}"
         if why == self._faulty.get(target, ""):
             return
-        if why:  # log first, because `faults` is public
+        if why:  # log before `faults` shows the fault
             self._log.error("target %d is %s", target, why)
             self._faulty[target] = why
         else:
@@ -453,7 +452,7 @@ class StorageNode:
         self._check_files()
 
     def _check_files(self) -> None:
-        """Checks the files of one target per call, because there may be thousands.
+        """Checks the files of one target per call, because targets may have thousands of files.
 
         A target with missing files continues to serve the data that is left.
         """
@@ -500,7 +499,7 @@ class StorageNode:
     # Other nodes
 
     def _connect_peers(self) -> None:
-        """Connects to nodes for which targets have messages. Runs apart, so heartbeats do not wait."""
+        """Connects to nodes for which targets have messages, on a thread apart from the heartbeats."""
         while not self._stopping.wait(0.02):
             for node in self._service.wanted():
                 address = self._link.address(node)
@@ -567,10 +566,10 @@ class StorageNode:
 
 
 def _place(folder: Path) -> Place:
-    """Returns the place of a folder with a store.
+    """Returns device and inode of a folder with a store; None: the folder or its `identity` is missing.
 
-    Snapshots replace the store's files, and a rename replaces `identity`, so only the folder
-    counts.
+    The files themselves are not compared, because snapshots replace the store's files and a rename
+    replaces `identity`.
     """
     try:
         os.stat(folder / "identity")

@@ -40,7 +40,8 @@ class Place(msgspec.Struct):
 class ScrubLog:
     """Progress of all targets, in a file. One thread writes; any thread may read.
 
-    If the file cannot be read or written, the scrub only starts a new round.
+    If the file cannot be read or written, the scrub starts a new round at the next start; nothing
+    else is lost.
     """
 
     def __init__(self, folder: Path) -> None:

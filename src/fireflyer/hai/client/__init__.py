@@ -153,7 +153,7 @@ class Client:
             live: only tasks that are not over.
             user: only this user's tasks.
             states: only tasks in one of these states.
-            labels: only tasks with these labels; an empty value: with any value.
+            labels: only tasks with these labels; an empty value matches any value of the label.
         """
         chosen = _list_query(live, user, states, labels)
         return self._pages("/tasks", chosen, list[TaskView], PER_ANSWER)
@@ -583,7 +583,7 @@ def _start_server(home: Home, nodes: int | None) -> None:
 
 
 def _read_line(descriptor: int, timeout_s: float) -> bytes | None:
-    """Returns bytes up to a newline at the end or the end of the stream; None after `timeout_s`."""
+    """Reads until the data ends with a newline or the stream ends; returns None after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     data = b""
     while True:

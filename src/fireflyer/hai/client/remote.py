@@ -1,6 +1,6 @@
 """Server on another machine, as named by the environment.
 
-FIREFLYER_SERVER      https://HOST:PORT; http:// only for this machine: requests send a token
+FIREFLYER_SERVER      https://HOST:PORT; http:// only to this machine: requests carry a token
 FIREFLYER_TOKEN_FILE  file with the token; only its owner may be able to read or write it
 FIREFLYER_CA_FILE     certificates of a private authority, in PEM; default: the system's
 """

@@ -113,7 +113,7 @@ class Controller:
         self._views = Views(home, store, self._tasks, self.dispatch, self.faults.classifier)
         self.writing, self.lines = self._views.writing, self._views.lines
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Recovers an earlier server's tasks, calls `ready`, serves until cancelled or failed."""
@@ -515,7 +515,7 @@ class Controller:
         """Makes `run` raise this error, unless `run` has failed already."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
-            self._failed.exception()  # marks it as retrieved, if another error ends `run` first
+            self._failed.exception()  # marks the error as retrieved, in case `run` ends first
 
     async def _perform(self, action: Action) -> None:
         match action:

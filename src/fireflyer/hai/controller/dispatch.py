@@ -79,6 +79,7 @@ class Dispatch:
         self._engine: dict[str, EngineNode] = {}
         self._pinned = PinnedJobs(self.cluster)
         self._more = False
+        """True if the last plan only launched validation tasks, so the queue must still be planned."""
         for window in marks.windows():
             self.cluster.set_window(window)
 

@@ -26,7 +26,7 @@ TIGHT_BYTES = 4 << 20
 
 SPARE_BYTES = 512 << 20
 SPARE_SHARE = 0.05
-"""Thresholds: a file system with less free space than both is nearly full."""
+"""Thresholds, in bytes and as a share: a file system with less free space than both is nearly full."""
 
 LOOK_S = 5.0
 

@@ -50,7 +50,7 @@ class Recorder:
     Args:
         cluster: queue and nodes.
         tasks: live tasks; the controller keeps them current.
-        directory: folder of an attempt.
+        directory: returns the folder of an attempt of a task.
         samples: the database's series.
     """
 
@@ -95,12 +95,13 @@ class Recorder:
             self._add_task(found, key[0], seen, before, now - then)
         self._before = {key: (now, seen) for key, seen in read.items()}
         self.latest = found
-        # The last moment of the minute belongs to the minute that has just ended.
+        # At exactly a full minute the point is that of the minute that has just ended.
         points: dict[str, Point] = {scope: point(**values) for scope, values in found.items()}
         self._samples.add(math.ceil(now / LEVELS[0]) * LEVELS[0] - LEVELS[0], points)
 
     def _held(self) -> dict[str, Values]:
-        """Returns the capacity that the cluster, its nodes and its users hold."""
+        """Returns the values that the queue gives, by scope: capacity, held capacity, and numbers of
+        tasks."""
         cluster = self._cluster
         found: dict[str, Values] = defaultdict(dict)
         whole = found["cluster"]
@@ -243,7 +244,7 @@ def add(values: Values, more: Values) -> None:
 
 
 def average(values: Values, name: str, value: float, weight: int) -> None:
-    """Adds a value to a mean; `name + "/"` keeps the weight of the mean so far."""
+    """Adds a value to a weighted mean; `values[name + "/"]` keeps the sum of the weights so far."""
     before = values.get(f"{name}/", 0.0)
     values[name] = (values.get(name, 0.0) * before + value * weight) / (before + weight)
     values[f"{name}/"] = before + weight

@@ -32,7 +32,7 @@ Line = dict[str, Any]
 """Row of the audit log without its object."""
 
 GROUP = 256
-"""Maximum number of tasks in one transaction; a larger one would delay the loop's other work."""
+"""Maximum number of tasks in one transaction; a larger transaction would delay the loop."""
 
 
 class _Arrival(msgspec.Struct):

@@ -153,7 +153,7 @@ class Views:
 
 
 class _Chooser(Protocol[Listed_co]):
-    """Query of tasks in order of submission, as `Store.rows`."""
+    """Query of tasks in order of submission, with the arguments of `Store.rows`."""
 
     def __call__(
         self, *, live: bool, user: str | None, states: Collection[str], after: str, limit: int

@@ -46,8 +46,8 @@ _NEXT = re.compile(
 
 
 _AGAIN = '<!doctype html><title>Fireflyer</title><meta http-equiv="refresh" content="0;url={0}">\n'
-"""Page for a link from another site. The browser withholds the cookie until a page of this server
-sends the request."""
+"""Page that answers a link from another site: the page requests the same address again. The browser
+sends the cookie only with a request from a page of this server."""
 
 
 class AuthMiddleware:
@@ -103,7 +103,7 @@ class AuthMiddleware:
                 return found
         return None
 
-    # -- what the pages ask for --------------------------------------------------------------------
+    # -- called by the pages -----------------------------------------------------------------------
 
     def admits(self, token: str) -> bool:
         """Returns whether this listener admits a session of this token."""

@@ -159,7 +159,7 @@ class PageQueries:
         self, scope: str, window: str, who: Identity, only: Sequence[str] = ()
     ) -> list[use_charts.Drawn]:
         """Returns the charts of a scope ("cluster", "node:n0", "user:ada", "task:t7", "rank:t7/0")
-        over a key of USE_WINDOWS. If `only` has titles, returns only those charts.
+        over a window (a key of USE_WINDOWS). If `only` has titles, returns only those charts.
 
         Raises:
             ConfigError: the text is not a scope, or names another user.
@@ -183,7 +183,7 @@ class PageQueries:
         return "GPU" if nodes and all(node.gpus for node in nodes) else "node"
 
     async def ledger(self, window: str) -> Ledger | None:
-        """Returns the ledger of a key of WINDOWS; None while the history is being read."""
+        """Returns the ledger of a window (a key of WINDOWS); None while the history is being read."""
         gpus = {node.name: node.gpus for node in self._cluster.nodes.values()}
         return await self._ledger_cache.ledger(WINDOWS[window], gpus)
 

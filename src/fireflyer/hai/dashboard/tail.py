@@ -24,8 +24,8 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(file: LogFile, rank: int) -> Tail:
-    """Returns the last at most BYTES of a log, without incomplete characters. Begins at the start
-    of a line if a line starts there."""
+    """Returns the last BYTES bytes of a log, or the whole shorter log, without incomplete
+    characters. The text begins at the start of a line if a line starts in these bytes."""
     data, size = b"", 0
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)

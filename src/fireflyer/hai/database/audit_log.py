@@ -18,7 +18,7 @@ class AuditLog:
     """The audit log of one database.
 
     Args:
-        database: open; the caller closes it.
+        database: an open database; the caller closes it.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,12 +1,12 @@
 """One connection to the platform's database, SQLite or PostgreSQL. Opens the database, migrates it
-to the newest version, and runs transactions whose errors are translated.
+to the newest version, runs transactions, and translates their errors into FireflyerErrors.
 
     SQLite       a file in the home, mode 0600; write-ahead log, every commit synced; `reserve.py`
                  keeps space for a full disk. The home's lock keeps other servers away.
     PostgreSQL   through psycopg; synchronous_commit=on. `leader.py` keeps other servers away.
 
-A write consists, in order, of: fence (the leader's lease holds), the caller's statements, the
-pending audit line, commit. One thread uses a database.
+A write consists, in order, of: fence (checks that the leader's lease holds), the caller's
+statements, the pending audit line, commit. One thread uses a database.
 """
 
 import os
@@ -65,8 +65,8 @@ class Database:
     Args:
         where: the file of a SQLite database, created with mode 0600 when missing, or a PostgreSQL
             database.
-        lease_s: PostgreSQL only: the server ends a transaction that its client leaves idle for
-            longer.
+        lease_s: PostgreSQL only: the database server ends a transaction that is idle for more
+            than this number of seconds.
 
     Raises:
         Corrupted: the file is not a database, or is a database of another program.
@@ -83,7 +83,7 @@ class Database:
         """Called before every transaction, also a read; raises if this server must no longer
         act."""
         self.lost: Callable[[Exception], None] = lambda _error: None
-        """Called once the connection is lost."""
+        """Called when the connection is lost."""
         self._pending: dict[str, Any] | None = None
         self._pending_table: sa.Table | None = None
         self._writes = 0
@@ -99,7 +99,7 @@ class Database:
             self._migrate()
             if isinstance(where, Path):
                 driver = self._driver()
-                # Not earlier: a database of another program must stay unchanged.
+                # Only after `_migrate` accepted the database: another program's stays unchanged.
                 driver.execute("PRAGMA journal_mode=WAL")
                 reserve.hold(driver)
         except BaseException:

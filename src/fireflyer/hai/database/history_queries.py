@@ -1,7 +1,7 @@
 """Queries of the dashboard's pages on the history: tasks by page, counts, and events for the
 ledger.
 
-Each query is bounded by its limit or walks an index. Only its database's thread uses it.
+Each query is bounded by its limit or walks an index. Queries run on the database's thread only.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ class HistoryQueries:
     """Reader of one database.
 
     Args:
-        database: open; the caller closes it.
+        database: an open database; the caller closes it.
     """
 
     def __init__(self, database: Database) -> None:
@@ -121,8 +121,8 @@ class HistoryQueries:
     # -- events ------------------------------------------------------------------------------------
 
     def first_since(self, wall: float) -> int:
-        """Returns the seq of the first event at or after a moment. Bisects the events, because the
-        wall clock is almost never set back."""
+        """Returns the seq of the first event at or after a moment. Bisects the events, which
+        assumes that the wall clock was not set back."""
         with self._database.reading() as connection:
             last = connection.execute(sa.select(sa.func.max(_event.c.seq))).scalar_one() or 0
 
@@ -133,8 +133,8 @@ class HistoryQueries:
             return bisect_left(range(last + 1), wall, lo=1, key=wall_at) if last else 1
 
     def history(self, after: int, limit: int) -> tuple[list[Event], int]:
-        """Returns events for the ledger among the next `limit` above `after`, and the seq to
-        continue from."""
+        """Reads the next `limit` events with a seq above `after`. Returns those that the ledger
+        needs, and the seq to continue from."""
         with self._database.reading() as connection:
             following = sa.select(_event.c.seq).where(_event.c.seq > after)
             seqs = following.order_by(_event.c.seq).limit(limit).subquery()

@@ -1,15 +1,16 @@
-"""Leader election: a lease in PostgreSQL lets one server lead. (With SQLite the home's lock does.)
+"""Leader election: a lease in PostgreSQL lets one server lead. (With SQLite, the home's lock does.)
 
-    take     if the lease has expired by the database's clock: term + 1, holder, a new expiry
+    take     if the lease has expired by the database's clock: write term + 1, holder, a new expiry
     renew    every third of the lease, on a separate connection, from a separate thread
-    fence    first in each write: the term is still ours, FOR KEY SHARE until the commit. A takeover
-             changes the key, so it waits for that commit; later writes of the old term fail
+    fence    first in each write: check that the term is still ours, and lock its row FOR KEY SHARE
+             until the commit. A takeover changes the key (the term), so the takeover waits for that
+             commit; later writes of the old term fail
     end      if a server was stopped amid a write, its lease expires while its transaction is open.
              The next server ends that session, which it finds by the term in the session's name.
              The database's limit for idle transactions misses a client that stops between
              statements of a pipeline
-    alive    before each transaction and each engine call: by our own clock the lease, counted from
-             before the renewal was sent, has not expired
+    alive    before each transaction and each engine call: check that the lease has not expired by
+             our own clock. The lease counts from the moment before the renewal was sent
 
 A leader that cannot renew in time must not act. From that moment on `alive` raises, in every
 thread. If the process has not ended by itself after another `LEAVE_S`, it is killed, because its
@@ -58,7 +59,7 @@ class Leader:
     """The lease, held from `take` to `release` or until it is lost.
 
     Args:
-        database: of PostgreSQL, open.
+        database: an open PostgreSQL database.
         lease_s: time that other servers wait for a leader that does not renew its lease.
     """
 

@@ -12,8 +12,8 @@ from fireflyer.hai.model.windows import Window
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """Mark of a node. A drained node accepts no new task; a suspect node only if no other is
-    free."""
+    """Mark of a node. A drained node accepts no new task. A suspect node accepts a new task only if
+    no other node is free."""
 
     health: Literal["drained", "suspect"]
     reason: str
@@ -22,10 +22,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marks:
-    """Access to the two tables.
+    """Access to the tables of marks and windows.
 
     Args:
-        database: open; the caller closes it.
+        database: an open database; the caller closes it.
     """
 
     def __init__(self, database: Database) -> None:

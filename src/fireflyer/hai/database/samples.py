@@ -1,4 +1,5 @@
-"""Time series in the database: chunks of points by scope and resolution (`sampling/series.py`).
+"""Time series in the database: chunks of points by scope and level (`sampling/series.py`). A level
+is the number of seconds between points.
 
 A scope is "cluster", "node:n0", "user:ada", "task:t7" or "rank:t7/0".
 """
@@ -35,8 +36,9 @@ class Samples:
         """Interval of the last point, by level; empty until the first point."""
 
     def add(self, when: float, points: Mapping[str, Point]) -> None:
-        """Adds the points of one minute, by scope. When an interval of a coarser
-        level has ended, the next point stores its mean. Old chunks are dropped once an hour."""
+        """Adds the points of one minute, by scope. If an interval of a coarser level has ended
+        since the last call, also stores the mean of that interval. Drops old chunks once an
+        hour."""
         self._put(LEVELS[0], when, points)
         for lower, level in pairwise(LEVELS):
             current, before = int(when // level), self._last.get(level)
@@ -50,8 +52,8 @@ class Samples:
                 self._drop(when)
 
     def _unfinished(self, lower: int, level: int, when: float) -> list[int]:
-        """Returns the ended intervals in the two newest chunks of the lower level, because an
-        earlier server may have died before it stored their means."""
+        """Returns the intervals of `level` that have ended in the two newest chunks of `lower`. An
+        earlier server may have died before it stored the means of these intervals."""
         query = sa.select(_sample.c.begin).where(_sample.c.level == lower).distinct()
         query = query.order_by(_sample.c.begin.desc()).limit(2)
         with self._database.reading() as connection:

@@ -1,8 +1,8 @@
 """The platform's state: tasks, attempts, and the append-only history, in SQLite or PostgreSQL.
 
 Each transition is one transaction that writes the new state and its events together. Tasks that
-arrive together share a transaction. Every commit is synced, so an acknowledged task survives a
-power cut, not only the death of the server.
+arrive together share a transaction. Every commit is synced, so an acknowledged task survives the
+death of the server and a power failure.
 
 One thread uses a store.
 """
@@ -77,15 +77,15 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     when: Moment
     user: str = ""
     line: dict[str, Any] | None = None
-    """Audit row to write with the task; the store sets its object. None: no row."""
+    """Audit row to write with the task; the store sets the row's `object`. None: no row."""
 
 
 class Store:
     """The database of one server.
 
     Args:
-        where: an open database, which the caller closes; or the file of a SQLite database of its
-            own, created with mode 0600 when missing.
+        where: an open database, which the caller closes; or the file of a SQLite database, created
+            with mode 0600 when missing, which the store opens and closes.
 
     Raises:
         Corrupted: the file is not a database, or is a database of another program.

@@ -14,7 +14,7 @@ def migrate(connection: sa.Connection, version: int, known_to_alembic: bool) -> 
     """Runs the missing steps in the caller's transaction.
 
     Args:
-        connection: to the database; a transaction has begun.
+        connection: connection to the database, on which a transaction has begun.
         version: version of the database's tables; 0: it has no tables.
         known_to_alembic: whether the database has Alembic's own table, which version 1 lacked.
     """

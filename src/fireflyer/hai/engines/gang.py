@@ -1,10 +1,12 @@
 """Turns the records of the nodes' supervisors into the events of a gang. No I/O, no clock.
 
-A node's part is `open` from its launch until its PartEnded record or its loss. The gang has ended
-when the launch is over and no part is open. The first failure or loss aborts all open parts.
+A part is the gang's ranks on one node. A part is `open` from its launch until its PartEnded record
+or its loss. The gang has ended when the launch is over and no part is open. The first failure or
+loss aborts all open parts.
 
 An elastic gang whose ranks accept newcomers continues without the ranks that it loses. `membership`
-tracks members and newcomers; vacant or lost parts are opened again for newcomers.
+tracks members and newcomers. Lost parts, and vacant parts (without a rank left), are opened again
+for newcomers.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,9 @@
 """The engine's connection to the supervisor of one task on one node, and the start of a supervisor.
 
 The engine binds and listens. The supervisor inherits the listening socket, so an early connection
-waits in its backlog. Only guard and supervisor hold that socket. A connection that is refused, or
-closed without an answer, therefore proves that no process of the task is left on the node.
+waits in its backlog. Only the supervisor and its guard, which kills the task's processes if the
+supervisor dies, hold that socket. A connection that is refused, or closed without an answer,
+therefore proves that no process of the task is left on the node.
 """
 
 import asyncio

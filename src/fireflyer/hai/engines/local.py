@@ -283,7 +283,7 @@ class LocalEngine:
             run.state.leaving |= bool(graces)
             run.state.sealed(_now())
             self._follow(run)
-        if graces:  # the server may have died before the suspend's second phase
+        if graces:  # the server may have died between Freeze and Decide of the suspend
             await self.suspend(gang.task, gang.attempt, graces[0])
 
     def _enlist(self, run: _Run, link: Link, newcomers: tuple[Newcomer, ...]) -> None:
@@ -346,7 +346,8 @@ class LocalEngine:
                     link.send(Decide(attempt=attempt, number=number))
 
     async def _freeze(self, run: _Run, freeze: Freeze) -> dict[str, Frozen]:
-        """Returns the answers of all nodes, except for nodes that are lost meanwhile."""
+        """Sends the request to all nodes with an open part. Returns the answers by node, without
+        nodes that are lost meanwhile."""
         answers: dict[str, Frozen] = {}
         while links := [link for link in self._open_links(run) if link.node not in answers]:
             asked = (link.ask(freeze, freeze.attempt, Frozen) for link in links)

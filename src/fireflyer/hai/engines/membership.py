@@ -1,6 +1,6 @@
 """Members of an elastic gang, newcomers, and the gang's outcome. No I/O, no clock.
 
-Processes take the place of a rank one after the other: the incarnations of the rank.
+Several processes may run as one rank, one after the other: the incarnations of the rank.
 
     expected ──RankStarted──> running (a newcomer: not a member) ──RankJoined──> running (a member)
         ^            └─────────────────── RankExited ───────────────────┘

@@ -67,7 +67,7 @@ class _Zygote:
                 _log.debug("zygote %d: %s", self.pid, error)
                 return False
             except asyncio.CancelledError:
-                self.close()  # a later request would get this answer
+                self.close()  # the next request would get the answer to this one
                 raise
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from fireflyer.hai.model.observations import (
 )
 
 EXPLAINS_S = 300.0
-"""Time for which an observation that did not end its attempt still explains the attempt's end."""
+"""Seconds for which an observation that did not end its attempt still explains the attempt's end."""
 
 REMEMBERED = 5000
 """Maximum number of past observations that rules can count."""
@@ -147,7 +147,7 @@ class FaultClassifier:
             return Verdict(), notes
         return _verdict(acts, notes)
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- running attempts --------------------------------------------------------------------------
 
     def look(
         self, task: Task, spec: TaskSpec, reading: AttemptReading, monotonic: float, wall: float

@@ -11,10 +11,10 @@ from statistics import median
 from fireflyer.heartbeat import Heartbeat
 
 FACTOR = 1.5
-"""Ratio to the median from which a rank is a straggler."""
+"""Ratio of a rank's step time to the median of all ranks from which the rank counts as slow."""
 
 IN_A_ROW = 16
-"""Number of consecutive slow steps of a straggler."""
+"""Number of consecutive slow steps after which a rank is a straggler."""
 
 SHORTEST_S = 1e-3
 """Steps shorter than this are ignored: their times are noise."""
@@ -67,7 +67,7 @@ class StragglerDetector:
         self._slow: dict[int, list[float]] = {}
         self._reported: set[int] = set()
         self.now: dict[int, float] = {}
-        """Slow ranks in the last steps: rank, factor."""
+        """Ranks that were slow in each of the last `in_a_row` steps, with their mean factor."""
 
     def feed(self, steps: Mapping[int, Mapping[int, float]]) -> list[tuple[int, float]]:
         """Returns new stragglers, with the factor by which they are slower.

@@ -41,7 +41,7 @@ class FaultMonitor:
     ) -> None:
         """
         Args:
-            rules: the table.
+            rules: the table of fault rules.
             store: where history lines are written.
             engine: the engine that runs the gangs.
             tasks: the controller's current tasks.
@@ -70,8 +70,8 @@ class FaultMonitor:
         return Faults(rules=self.classifier.rules, events=tuple(events))
 
     def ended(self, task: Task, event: GangEnded) -> tuple[Verdict, tuple[Note, ...]]:
-        """Returns the rules' verdict on the end of an attempt, and the history lines that precede
-        it."""
+        """Returns the rules' verdict on the end of an attempt, and the history lines to write
+        before the lines of the end itself."""
         ranks = self._store.rank_events(event.task, event.attempt)
         where = self._directory(event.task, event.attempt)
         verdict, notes = self.classifier.ended(task, event, ranks, where)

@@ -65,8 +65,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Number of matching observations from which the rule applies: all of the same node; for
     `exit`, consecutive exits of the same task."""
     within_s: float = 0.0
-    """Time span in which these observations must occur; for `exit`, the maximum duration of each
-    attempt. 0: any."""
+    """Seconds within which these observations must occur; for `exit`, the maximum duration of each
+    attempt. 0: any time."""
     end: bool = False
     """True if the rule ends an attempt that still runs. Otherwise the action applies when the
     attempt ends by itself."""
@@ -102,8 +102,8 @@ def decide(
 
     Args:
         rules: the table, in order.
-        observation: the current one.
-        history: earlier observations, oldest first, without the current one.
+        observation: the current observation.
+        history: earlier observations, oldest first, without the current observation.
         task: the observed task, for rules that count consecutive exits.
     """
     for rule in rules:
@@ -124,8 +124,8 @@ def _fits(rule: Rule, observation: Observation) -> bool:
                 return False
             if rule.codes and observation.code not in rule.codes:
                 return False
-            # a rule that counts consecutive exits is about a script that ends itself in the same
-            # way
+            # A rule that counts consecutive exits is meant for a script that exits in the same way
+            # each time, so ranks that a signal killed do not count.
             return rule.at_least == 1 or observation.code is not None
         case Loss():
             state = "node" if observation.with_node else "rank"

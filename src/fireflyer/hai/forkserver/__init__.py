@@ -120,7 +120,8 @@ def _fork_rank() -> int:
         os._exit(0)
     os.close(writable)
     with open(readable, "rb") as pipe:
-        number = int(pipe.read() or b"-10")  # no data: the process between was killed; ECHILD
+        # No data: the intermediate process was killed; 10 is ECHILD.
+        number = int(pipe.read() or b"-10")
     os.waitpid(between, 0)
     if number < 0:
         raise OSError(-number, os.strerror(-number))
@@ -168,9 +169,8 @@ def _restart_interpreter_state(spec: RankSpec) -> None:
     torch = sys.modules.get("torch")
     threads = spec.env.get("OMP_NUM_THREADS", "1")
     if torch is not None and threads.isdecimal() and int(threads) > 1:
-        torch.set_num_threads(
-            int(threads)
-        )  # torch read OMP_NUM_THREADS=1 of the fork server at its import
+        # torch read OMP_NUM_THREADS=1 of the fork server at its import.
+        torch.set_num_threads(int(threads))
 
 
 def run_script(spec: RankSpec) -> None:

@@ -1,7 +1,8 @@
 """Users, groups, tokens and quotas. Requests read them from memory; a change is on disk before its
 response.
 
-Only the leading server writes them, so memory and database agree. One thread uses this module.
+Only the leading server writes these tables, so memory and database agree. One thread uses this
+module.
 """
 
 import time
@@ -41,7 +42,7 @@ class Accounts:
     """Users with their groups and tokens: authenticates tokens and authorizes requests.
 
     Args:
-        database: open; the caller closes it.
+        database: an open database; the caller closes it.
     """
 
     def __init__(self, database: Database) -> None:
@@ -60,7 +61,7 @@ class Accounts:
             hash = fields.pop("hash")
             self._tokens[row.id] = _Token(TokenView(**fields), hash)
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def identify(self, text: str, address: str) -> Identity:
         """Returns the identity of a token.
@@ -158,7 +159,7 @@ class Accounts:
         chosen = [view for view in views if user is None or view.user == user]
         return sorted(chosen, key=lambda view: (view.created, view.id))
 
-    # -- changing ----------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
 
     def add_user(self, name: str) -> User:
         """Creates a user.

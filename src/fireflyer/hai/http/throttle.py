@@ -1,4 +1,4 @@
-"""Throttle of wrong tokens: an address that sends many of them gets delayed and shorter responses.
+"""Throttle of wrong tokens: an address that sends many of them gets delayed responses.
 
 Requests with a valid token are never delayed, even from the same address, because a proxy may stand
 between users and the server. A token has 256 random bits, so the throttle protects no secret. The

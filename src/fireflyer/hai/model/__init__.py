@@ -33,8 +33,8 @@ Priority = Literal["auto", "low", "normal", "above_normal", "high", "very_high",
 PRIORITIES: Mapping[str, int] = {
     "low": 8, "normal": 10, "above_normal": 20, "high": 30, "very_high": 40, "extreme_high": 50,
 }  # fmt: skip
-"""HAI's levels. "auto" is the highest level at which the user's quota is not used up, else
-normal."""
+"""Priority levels of HAI Platform. "auto" is the highest level at which the user's quota is not used
+up, else normal."""
 
 
 PINNED = "fireflyer.validates"
@@ -152,7 +152,7 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     attempt: int
     """0 before the first start."""
     generation: int
-    """Number of membership changes in this attempt."""
+    """Generation of the attempt's lease: grows with each change of membership; 0: no change yet."""
     members: tuple[str, ...]
     """Processes that hold the attempt's lease; empty at generation 0: all ranks."""
     restarts: int
@@ -239,7 +239,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[TaskState, ...] = ()
     """Only tasks in one of these states; empty: in any."""
     labels: dict[str, str] = {}
-    """Only tasks with these labels; an empty value: with any value."""
+    """Only tasks with these labels; an empty value matches any value of the label."""
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
         """Returns whether the labels of a task match the labels of this listing."""
@@ -278,7 +278,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     rule: str = ""
     """Rule that delays a queued task: size, health, window, quota, avoided, reserved or busy;
-    "start": no rule does. Empty for other states."""
+    "start": no rule delays the task. Empty for other states."""
     ahead: int = 0
     """Number of queued tasks ahead of the task."""
     earliest: float | None = None

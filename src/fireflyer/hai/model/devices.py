@@ -99,8 +99,8 @@ def _descend(inside: int, size: int, count: int) -> tuple[int, tuple[int, ...], 
 
 
 class DeviceTable:
-    """Devices and GPU type of each node, by the node's place in the cluster, and the devices that
-    jobs hold."""
+    """Devices and GPU type of each node, and the devices that jobs hold. A node is given by its place:
+    its index in the cluster."""
 
     __slots__ = ("_busy", "_counts", "_kinds", "_typed")
 
@@ -111,8 +111,8 @@ class DeviceTable:
         self._typed: dict[str, int] = {}
 
     def put(self, place: int, count: int, kind: str) -> None:
-        """Sets the devices of a node. A new place must be the next one after the last. Held devices
-        stay held."""
+        """Sets the devices of a node. A node that is new gets the place after the last one. Held
+        devices stay held."""
         if place == len(self._counts):
             self._counts.append(0)
             self._kinds.append("")

@@ -85,8 +85,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Indexes of the GPUs on each of `nodes`; empty: the engine chooses, or the nodes have no
     GPUs."""
     memory_mib: int = 0
-    """Maximum MiB on each node; 0: no limit, and on shared nodes a share in proportion to the
-    GPUs."""
+    """Maximum MiB on each node; 0: no limit, except that a Slurm job on a shared node gets memory in
+    proportion to its GPUs."""
     cpus: int = 0
     """Maximum cores on each node; 0: as for `memory_mib`."""
 
@@ -199,9 +199,9 @@ class Engine(Protocol):
 
     async def suspend(self, task: str, attempt: int, grace_s: float) -> None:
         """Asks every rank to save and exit: `suspend_requested()` turns true at one call number on
-        all ranks. Ranks that still run after `grace_s` are killed. The outcome is `suspended`
-        either way, even if a rank fails while it exits. The outcome is `finished` only if every
-        rank returns 0 before `suspend_requested()` returned true to any rank."""
+        all ranks. Ranks that still run after `grace_s` are killed. The outcome is `suspended`,
+        even if ranks are killed or fail while they exit. Only if every rank returns 0 before
+        `suspend_requested()` has returned true to any rank, the outcome is `finished`."""
         ...
 
     async def stop(self, task: str, attempt: int, grace_s: float) -> None:
@@ -210,9 +210,9 @@ class Engine(Protocol):
         ...
 
     async def fail(self, task: str, attempt: int, reason: str) -> None:
-        """Ends the attempt as `failed` with this reason. Before, its ranks write their stacks on
-        `heartbeat.STACKS_SIGNAL`. Has no effect if the attempt has ended, or if a stop or suspend
-        was requested."""
+        """Ends the attempt as `failed` with this reason. First sends `heartbeat.STACKS_SIGNAL` to
+        its ranks, which then write their stacks. Has no effect if the attempt has ended, or if a
+        stop or suspend was requested."""
         ...
 
     async def drain(self, node: str, reason: str) -> None:

@@ -48,7 +48,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return SCOPES.index(scope) <= SCOPES.index(self.scope)
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDenied if the token's scope is smaller."""
+        """Raises PermissionDenied if the token's scope is smaller than `scope`."""
         if not self.allows(scope):
             raise PermissionDenied(
                 f"this request needs a token with scope {scope}; the token of {self.user} has {self.scope}"

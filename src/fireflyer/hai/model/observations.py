@@ -99,7 +99,7 @@ class Straggler(_Observed, frozen=True, kw_only=True, tag="straggler"):
 
     rank: int
     factor: float
-    """Ratio of the rank's time to the median's, over these steps."""
+    """Mean ratio of the rank's time to the median time of all ranks, over these steps."""
     steps: int
 
     def text(self) -> str:

@@ -8,7 +8,7 @@ Trigger = Literal["requested", "return", "fault", "weekly"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one figure."""
+    """Result of one figure: a value that a validation measures, for example a bandwidth."""
 
     name: str
     status: Literal["passed", "failed", "not run"]

@@ -119,9 +119,8 @@ class _Slot:
         if page is None or "FIREFLYER_NEWS" not in os.environ or page.joined(self._index):
             return
         page.join(self._index)
-        with contextlib.suppress(
-            OSError
-        ):  # if the supervisor is gone, this process is killed anyway
+        # If the supervisor is gone, this process is killed anyway.
+        with contextlib.suppress(OSError):
             pipe = os.open(os.environ["FIREFLYER_NEWS"], os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(pipe, b"j")

@@ -1,12 +1,11 @@
 """HAI Platform's own names, for scripts written for HAI Platform (`hfai.client` of
 HFAiLab/hai-platform).
 
-| there | here |
+| HAI Platform | here |
 |---|---|
-| `receive_suspend_command()` | `suspend_requested()`; there on rank 0 alone, here on every rank |
+| `receive_suspend_command()` | `suspend_requested()`; HAI: on rank 0 alone; here: on every rank |
 | `go_suspend()` | `suspended()` |
-| `set_whole_life_state(n)`, `get_whole_life_state()` | a number of the task that outlives its
-attempts |
+| `set_whole_life_state(n)`, `get_whole_life_state()` | the same: a number kept across attempts |
 """
 
 import os

@@ -90,7 +90,7 @@ class Rehearsal:
                 self._over = True
                 self._news.notify_all()
 
-    # -- what happens --------------------------------------------------------------------------------
+    # -- following the task --------------------------------------------------------------------------
 
     def _follow_history(self) -> None:
         after = 0
@@ -134,7 +134,7 @@ class Rehearsal:
                 self._readers[attempt].feed(chunk.data)
                 self._news.notify_all()
 
-    # -- what is made --------------------------------------------------------------------------------
+    # -- injecting events ----------------------------------------------------------------------------
 
     def _make_events(self) -> None:
         pending = list(self._plan)

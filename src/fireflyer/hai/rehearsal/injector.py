@@ -14,7 +14,7 @@ from fireflyer.hai.model import RankView, TaskView
 from fireflyer.hai.rehearsal.plan import Planned
 
 STOPPED_MS, RUNNING_MS = 75, 25
-"""Duty cycle of a slow node: it runs a quarter of the time."""
+"""Duty cycle of a slow node, in milliseconds: its processes run a quarter of the time."""
 
 
 class Injector:

@@ -13,7 +13,7 @@ KINDS: tuple[Kind, ...] = (
     "suspend", "resume", "kill-rank", "kill-node", "freeze-rank", "slow-node",
 )  # fmt: skip
 LASTING_S = 10.0
-"""Default time for which a rank is frozen or a node is slow."""
+"""Default number of seconds for which a rank is frozen or a node is slow."""
 MAX_S = 7 * 86_400.0
 MAX_EVENTS = 100
 

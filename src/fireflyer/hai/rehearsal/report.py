@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     made: bool
     survived: bool
     seen_after_s: float | None = None
-    """Time until the history showed the event's effect; None: it showed none, or none is
+    """Time until the history showed the event's effect; None: it showed no effect, or no effect is
     expected."""
     running_after_s: float | None = None
     """Time until all ranks ran again; None if they did not."""

@@ -2,8 +2,8 @@
 
     python -m fireflyer.hai.rehearsal.slowdown STOPPED_MS RUNNING_MS SECONDS PIDFD...
 
-The program consists of two processes. The signalling process ends when the time is over, or at the
-end of its standard input, when its starter has died. The watchdog process detects any end of the
+The program consists of two processes. The signalling process ends when the time is over, or when
+its standard input ends because its starter has died. The watchdog process detects any end of the
 signalling process, and then continues all targets. If the watchdog process ends first, the
 signalling process continues all targets. A target can stay stopped only if both are killed at the
 same time.

@@ -1,6 +1,6 @@
 """Parser of the steps that a script prints: any line of rank 0's output with "step 40", "step=40",
-"step: 40" or `"step": 40`. A line that also mentions resuming or loading names the checkpoint.
-Pure."""
+"step: 40" or `"step": 40`. If a line also mentions resuming or loading, its step is the step of the
+loaded checkpoint. Pure."""
 
 import re
 

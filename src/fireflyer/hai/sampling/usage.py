@@ -2,8 +2,8 @@
 
 The sampler keeps totals since its start: seconds of CPU, bytes of I/O, and sums over all samples of
 memory and GPU load. It writes the totals in place to a small file in the attempt's folder. A reader
-takes the difference between two reads, so it may skip reads, and the file never grows. Imports
-neither asyncio nor torch.
+takes the difference between two reads, so it may skip reads, and the file never grows. This module
+imports neither asyncio nor torch.
 
     <attempt>/<node>.usage      Usage as one line of JSON
 """
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 SAMPLE_S = 1.0
-"""Interval of samples."""
+"""Seconds between two samples."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

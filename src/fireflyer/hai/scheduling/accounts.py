@@ -1,9 +1,10 @@
 """Attained service: the recent cluster use of each account, in discrete levels.
 
-An account's service grows with the GPUs that it holds, and decays by half every half-life. Levels
-are powers: level 0 below `unit`, level k from `unit * ratio ** (k - 1)`. An account that holds no
-GPUs therefore falls level by level. Plans depend only on the times at which a level changes.
-Discretised attained service follows Tiresias (NSDI'19). Pure.
+An account's service grows with the GPUs that it holds, and decays by half every half-life. The
+thresholds of levels are powers: an account is at level 0 below a service of `unit`, and at level k
+from `unit * ratio ** (k - 1)`. An account that holds no GPUs therefore falls level by level. Plans
+depend only on the times at which a level changes. Discretised attained service follows Tiresias
+(NSDI'19). Pure.
 """
 
 import math

@@ -15,9 +15,8 @@ def members(nodes: int) -> Iterator[int]:
             yield lowest.bit_length() - 1
             nodes ^= lowest
         return
-    bits = bin(nodes)[
-        :1:-1
-    ]  # one pass over the digits; arithmetic would cost a pass for each member
+    # One pass over the digits; arithmetic would cost a pass for each member.
+    bits = bin(nodes)[:1:-1]
     place = bits.find("1")
     while place >= 0:
         yield place

@@ -45,18 +45,18 @@ ALL = -1
 """Set of all nodes."""
 
 TICK_S = 60.0
-"""Interval of checks of quanta and levels; changes due in between are decided together."""
+"""Seconds between checks of quanta and levels. One plan handles all changes due in this time."""
 
 Timer = tuple[float, int, str, str, float]
-"""Due time, tie breaker, kind, name of the subject, and a stamp by which a void timer is
-recognised."""
+"""Due time, tie breaker, kind, name of the node, window, job or account, and a stamp by which a void
+timer is recognised."""
 
 
 class Cluster:
     """Nodes, jobs and rules, and the state derived from them. Used by one thread.
 
     Args:
-        nodes: initial nodes; `set_node` changes them later. A name keeps its place forever.
+        nodes: initial nodes; `set_node` changes them later. A node keeps its place (index) forever.
         policy: a name of `policies.POLICIES`.
 
     Raises:
@@ -86,7 +86,7 @@ class Cluster:
         self.windows: dict[str, Window] = {}
         self.quotas: dict[QuotaKey, Quota] = {}
         self.usage: dict[QuotaKey, tuple[int, int]] = {}
-        """Nodes and GPUs that running jobs hold."""
+        """Nodes and GPUs that running jobs hold, by quota."""
         self.changes = Changes()
         """Log of nodes whose jobs, or whose jobs' data, changed."""
         self.victim_index = VictimIndex(self)
@@ -94,17 +94,18 @@ class Cluster:
             tuple[QueueKey | None, Shape, str | None], PreemptionCache
         ] = {}
         self.movers: dict[tuple[int, int, int], RepackIndex] = {}
-        """Caches that plans keep per node; they never change a plan's result."""
+        """Like `victim_index` and `preemption_caches`, data that plans cache per node. The caches
+        never change a plan's result."""
         self.moving: dict[str, int] = {}
         """Place reserved for each moving job until it starts there."""
         self.evicting: dict[str, str] = {}
         """Nodes whose jobs the next plan preempts, with the reason."""
         self.fresh = ALL
-        """Nodes that changed since the last plan. The first placement of a plan uses one of these
-        nodes, or a job of `arrived`. The plan searches other nodes only after that placement."""
+        """Nodes that changed since the last plan. Until a plan has placed its first job, a job must
+        get at least one of these nodes, unless the job is in `arrived`."""
         self.arrived: dict[str, Job] = {}
-        """Queued jobs that are new since the last plan, or that may now preempt or move others
-        because of their wait."""
+        """Queued jobs that are new since the last plan, or that have now waited long enough to
+        preempt or move other jobs."""
         self.alike = False
         """Set by a plan: True if `fresh` and `arrived` may record single changes. If False, the
         next plan examines all nodes and jobs after any change."""
@@ -123,7 +124,7 @@ class Cluster:
     # -- nodes and rules ---------------------------------------------------------------------------
 
     def set_node(self, node: Node) -> None:
-        """Adds a node, or changes the size, health or place of a known node."""
+        """Adds a node, or changes the size, health, zone or leaf of a known node."""
         place = self.places.get(node.name)
         if place is None:
             place = self.places[node.name] = self.capacity.add(
@@ -141,7 +142,7 @@ class Cluster:
         self.suspect = self.suspect | bit if node.health == "suspect" else self.suspect & ~bit
         if node.until is not None and node.health in ("suspect", "drained"):
             self._remind(node.until, "node", node.name, node.until)
-        gangs = self.on[place].values()  # a gang's nodes change together
+        gangs = self.on[place].values()  # caches treat a gang's nodes as one
         self._touch({node.name, *(name for job in gangs for name in job.placement)})
         self.fresh = ALL
 
@@ -292,7 +293,8 @@ class Cluster:
             if kind != "level":
                 self._fall_due(kind, name, stamp, now)
             elif self.accounts.cross(name, int(stamp), now):
-                crossed[name] = None  # its jobs move once, even if it crossed several levels
+                # The account's jobs move once, even if the account crossed several levels.
+                crossed[name] = None
         for name in crossed:
             self._level_changed(name)
         for job in [self.jobs[task] for task in self.moving]:
@@ -327,7 +329,7 @@ class Cluster:
             when = min(when, self._rules[0][0])
         return None if when == math.inf else max(when, now)
 
-    # -- questions ---------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def allowed(self, job: Job, now: float) -> int:
         """Returns the nodes that the job may use, free or not. For avoided nodes see
@@ -363,7 +365,7 @@ class Cluster:
         """Returns the queued jobs in queue order."""
         return [self.jobs[task] for task in self.queue.in_order()]
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------
 
     def _know(self, job: Job, now: float) -> None:
         self.jobs[job.id] = job
@@ -391,8 +393,8 @@ class Cluster:
             self._foresee(job, window)
 
     def _foresee(self, job: Job, window: Window) -> None:
-        """Sets a timer for the time from which the job may not use the nodes of a window. The job
-        then may use fewer nodes, and may release those it reserves. Without an estimate the
+        """Sets a timer for the time from which the job may not use the nodes of a window. From then
+        on, a plan may reserve fewer or other nodes for the job. For a job without an estimate, the
         window's own timers suffice."""
         if job.estimate_s is not None and not window.admits(job.user, job.group):
             self._remind(window.closes(job.estimate_s), "closes", job.id, job.since)
@@ -425,11 +427,10 @@ class Cluster:
         self._file(job)
 
     def _resolve(self, job: Job) -> int:
-        """Returns the level for AUTO: the highest level whose quota is not used up. The level
-        "normal" without a quota is never used up.
+        """Returns the priority of an AUTO job: the highest priority whose quota is not used up.
 
-        The result is never below such a "normal", because two jobs could otherwise lower each other
-        in turn endlessly.
+        The priority "normal" without a quota is never used up, so the result is then not below
+        "normal". Otherwise two jobs could lower each other in turn endlessly.
         """
         before = job.level
         for job.level in sorted(PRIORITIES.values(), reverse=True):
@@ -488,7 +489,7 @@ class Cluster:
             job.estimate_s = max(0.0, job.estimate_s - (now - job.started_at))
 
     def _count(self, job: Job, sign: int) -> None:
-        """Updates the usage of quotas, and the levels of AUTO jobs, which depend on the usage."""
+        """Updates the usage of quotas, and the priorities of AUTO jobs, which depend on the usage."""
         if not self.quotas:
             return
         key = (job.user, job.level, job.group)
@@ -526,11 +527,11 @@ class Cluster:
                 touched |= 1 << place
         self.fresh = self.fresh | touched if self.alike else ALL
 
-    # -- what falls due ----------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------
 
     def _ripen(self, job: Job, now: float) -> bool:
-        """Returns whether the job's quantum is over; if not, sets a timer for the end of the
-        quantum."""
+        """Sets and returns `job.ripe`: whether the job's quantum is over. If it is not over, also
+        sets a timer for its end."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:

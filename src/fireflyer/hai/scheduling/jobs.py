@@ -15,8 +15,8 @@ ANY = "*"
 """Any user or any group, in a quota."""
 
 AVOID_S = 300.0
-"""Wait after which a job uses nodes that it avoids if they would otherwise stay idle. The cause of
-the fault may be gone, for example if only the supervisor was killed."""
+"""Seconds of waiting after which a job may also use the nodes that it avoids. The cause of the fault
+may be gone, for example if only the supervisor was killed."""
 
 Phase = Literal["queued", "starting", "running", "suspending", "held"]
 """held: suspended by its user; the job holds no nodes and waits for a resume."""
@@ -48,8 +48,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, gc=False, kw_only=True, eq=False):
-    """The planner's view of a task. The caller sets the first part; the cluster maintains the
-    second."""
+    """The planner's view of a task. The caller sets the fields up to `avoid`; the cluster maintains
+    the fields from `phase` on."""
 
     id: str
     order: int

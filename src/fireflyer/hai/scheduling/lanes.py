@@ -1,4 +1,5 @@
-"""The queue: jobs by rank, and within a rank by lane, each in order of submission. Pure."""
+"""The queue: jobs by queue rank (`QueueKey`), and within a rank by lane (`Lane`), each in order of
+submission. Pure."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -14,7 +15,8 @@ Lane = tuple[Shape, str, QuotaKey | None]
 means any type; None means no quota."""
 
 QueueKey = tuple[int, int]
-"""(-priority, level): jobs of a smaller rank come first. Level -1: overdue."""
+"""Queue rank of a job: (-priority, level of the job's account). Jobs of a smaller rank come first.
+Level -1: the job is overdue. Not related to the ranks of a gang."""
 
 Entry = tuple[int, str]
 """Order of submission, and id."""

@@ -2,8 +2,8 @@
 
 Ranks are next to each other in the order of the nodes, and neighbours communicate most (ring, tree,
 pipeline). A gang's nodes are therefore ordered by zone, then by leaf. A gang uses one zone if
-possible, else two. With two zones, exactly one pair of adjacent ranks is in different zones (paper,
-section on the HAI Platform's scheduling). More than two zones are never used. Within a zone a gang
+possible, else two. With two zones, exactly one pair of adjacent ranks is in different zones
+(Fire-Flyer paper, on scheduling). More than two zones are never used. Within a zone a gang
 uses as few leaves as possible, and prefers the fullest leaves, so that other leaves keep room for
 the next gang. Partly used nodes are filled first (best fit).
 """
@@ -22,6 +22,7 @@ class Topology:
         self._leaves: dict[tuple[str, str], int] = {}
         """Nodes of each leaf, keyed and ordered by zone and leaf name."""
         self._of: dict[int, tuple[str, str]] = {}
+        """Zone and leaf of each node, by place."""
 
     def put(self, place: int, zone: str, leaf: str) -> None:
         """Puts a node into a leaf of a zone, and removes the node from its previous leaf."""
@@ -42,16 +43,16 @@ class Topology:
         return len(self._leaves) <= 1
 
     def leaves(self, zone: str, among: int) -> list[int]:
-        """Returns each non-empty leaf's nodes of `among` in a zone, ordered by name."""
+        """Returns the nodes of `among` in each leaf of a zone, by leaf name, without empty leaves."""
         among &= self._zones[zone]
         return [nodes & among for nodes in self._leaves.values() if nodes & among]
 
     def all_leaves(self, among: int) -> list[int]:
-        """Returns each non-empty leaf's nodes of `among`, ordered by zone and name."""
+        """Returns the nodes of `among` in each leaf, by zone and leaf name, without empty leaves."""
         return [nodes & among for nodes in self._leaves.values() if nodes & among]
 
     def zones(self, among: int) -> list[tuple[str, int]]:
-        """Returns each non-empty zone's nodes of `among`, ordered by name."""
+        """Returns each zone's name and its nodes of `among`, by zone name, without empty zones."""
         found = [(name, nodes & among) for name, nodes in self._zones.items()]
         return [(name, nodes) for name, nodes in sorted(found) if nodes]
 
@@ -101,7 +102,8 @@ def choose(
 
     Args:
         job: the request.
-        fitting: the nodes that can take a member now; `topology.enough` holds for them.
+        fitting: the nodes that can take a member (the gang's part on one node) now;
+            `topology.enough` holds for them.
         kept: the nodes of `fitting` with warm processes of the job, in the order of its last
             attempt; preferred.
     """
@@ -150,6 +152,7 @@ def _in_leaves(
 
 
 def _tightest(count: int, job: Job, fitting: int, kept: list[int], capacity: Capacity) -> list[int]:
+    """Chooses `count` nodes: first the kept nodes, then the nodes with the fewest free GPUs."""
     chosen = [place for place in kept if fitting >> place & 1][:count]
     for place in chosen:
         fitting ^= 1 << place

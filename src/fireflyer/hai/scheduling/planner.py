@@ -1,9 +1,9 @@
 """`plan`: the jobs to start, to preempt and to release now. Pure. The planner walks the queue in
 the policy's order. A job that fits starts. Otherwise the planner reserves nodes for the job that
 are about to become free. Otherwise, under a preemptive policy, the planner preempts or moves other
-jobs. If none of these is possible, the policy decides which later jobs may start. After a job
-fails, later jobs of the same shape fail, too. The cost of a plan therefore depends on the number of
-different shapes, not on the length of the queue.
+jobs. If none of these is possible, the policy decides which later jobs may start. If a job cannot
+be placed, later jobs of its shape cannot either. The cost of a plan thus depends on the number of
+different shapes (nodes, GPUs and memory asked for), not on the length of the queue.
 
 A job that could not be placed cannot be placed until a node changes. Until a plan places a job, it
 therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan tried.
@@ -29,14 +29,13 @@ BATCH = 256
 takes longer than planning it, so the next plan can use the events that arrive meanwhile."""
 
 PREEMPTION = 4
-"""Number of actions that a preemption counts as, because finding its victims costs as much as so
-many launches."""
+"""Number of launches that one preemption counts as, because finding victims costs as much."""
 
 LOWER_ONLY = 1 << 30
-"""Level of a job that may preempt only jobs of lower priority."""
+"""Level above all others: a job at this level may preempt only jobs of lower priority."""
 
 CACHES = 256
-"""Maximum number of `PreemptionCache`s, and of `RepackIndex`, cached between plans."""
+"""Maximum number of `PreemptionCache` objects, and of `RepackIndex` objects, kept between plans."""
 
 
 class _Verdict(Enum):
@@ -99,25 +98,26 @@ class _Plan:
         self.kept_until: float | None = None
         """Backfill only: jobs that end by this time may use the nodes of `kept`."""
         self.failed: list[tuple[Shape, int]] = []
-        """Shapes that do not fit among these nodes, for any job."""
+        """Shapes, each with nodes among which no job of the shape can be placed."""
         self.own: set[tuple[str, Shape, str]] = set()
-        """Users whose own running jobs are the only victims for their jobs of this shape and type."""
+        """User, shape and GPU type of jobs whose only victims are running jobs of the same user."""
         self.devices: dict[int, int] = {}
         """Devices that this plan leaves free, on the nodes where it launches jobs."""
         self.reserved: list[Reservation] = []
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
+        """Nodes and GPUs of the jobs to which this plan has given capacity, by quota."""
         self.waits = self.missed = self.cut = self.again = False
-        """Flags: a job waits for nodes that others are leaving; some jobs of a lane were skipped;
-        the plan ended before the end of the queue; a job may be placed once the plan's actions are
-        applied."""
+        """`waits`: a job waits for nodes that others are leaving. `missed`: some jobs of a lane were
+        skipped. `cut`: the plan ended before the end of the queue. `again`: a job may be placed once
+        the plan's actions are applied."""
 
     def make(self) -> list[Action]:
         if self.cluster.windows or self.cluster.evicting:
             self._vacate()
         if self.cluster.moving:
             self._keep_for_moving()
-        if self._only_newcomers():
-            self._try_newcomers()
+        if self._only_arrivals():
+            self._try_arrivals()
         else:
             for rank in tuple(self.cluster.queue.ranks):
                 if self._walk(rank):
@@ -126,7 +126,7 @@ class _Plan:
                 self._release()
         return self._finish()
 
-    def _only_newcomers(self) -> bool:
+    def _only_arrivals(self) -> bool:
         """Returns whether it suffices to try the new jobs: no node has changed, and no new job may
         preempt more than the jobs before it."""
         cluster, policy = self.cluster, self.policy
@@ -135,7 +135,7 @@ class _Plan:
         wait_s = min(policy.wait_s or math.inf, policy.repack_after_s)
         return all(self.now < job.since + wait_s for job in cluster.arrived.values())
 
-    def _try_newcomers(self) -> None:
+    def _try_arrivals(self) -> None:
         """Tries only the new jobs, because all other jobs still cannot be placed."""
         jobs = list(self.cluster.arrived.values())
         if len(jobs) > 1:
@@ -153,10 +153,10 @@ class _Plan:
                 self.actions.append(Release(job.id, job.attempt))
 
     def _finish(self) -> list[Action]:
-        """Records in the cluster how much the next plan must examine."""
+        """Records in the cluster how much the next plan must examine; returns the actions."""
         cluster = self.cluster
         # A waiting job may choose other nodes once more jobs leave; another job can then start on
-        # the nodes that it had reserved.
+        # the nodes that the waiting job had reserved.
         cluster.again = self.again or self.cut or bool(self.victims)
         cluster.alike = not (
             self.waits or self.missed or self.victims or cluster.again
@@ -207,8 +207,8 @@ class _Plan:
     # -- the walk ----------------------------------------------------------------------------------
 
     def _walk(self, rank: QueueKey) -> bool:
-        """Walks the queued jobs of one rank in order of submission, over all lanes. Returns True if
-        no further job can start."""
+        """Walks the queued jobs of one queue rank in order of submission, over all lanes. Returns
+        True if no further job can start."""
         lanes = list(self.cluster.queue.lanes[rank].items())
         if self.failed and self.kept_until is None:
             open_ = self.usable & ~self.kept
@@ -242,7 +242,7 @@ class _Plan:
         return not self.usable & ~self.kept and self.kept_until is None
 
     def _next_short(self, line: list[tuple[int, str]], at: int) -> int:
-        """Returns the index of the next job that ends before the reservation begins."""
+        """Returns the index of the next job of a lane that ends before the reservation begins."""
         jobs = self.cluster.jobs
         for place in range(at, len(line)):
             if self._short(jobs[line[place][1]]):
@@ -250,6 +250,7 @@ class _Plan:
         return len(line)
 
     def _short(self, job: Job) -> bool:
+        """Returns whether the job ends, by its estimate, before the reservation begins."""
         return (
             self.kept_until is not None
             and job.estimate_s is not None
@@ -346,8 +347,8 @@ class _Plan:
         return tuple(found) if any(found) else ()
 
     def _wait(self, job: Job, shape: Shape, among: int, fresh: int) -> bool:
-        """Reserves nodes that are free now or after the leaving jobs have left, if there are
-        enough."""
+        """Reserves nodes that are free now or after the leaving jobs have left. Returns False if
+        there are too few."""
         if not self.cluster.leaving and not self.victims:
             return False
         fitting = self._fits(self._later(), shape, among, fresh)
@@ -373,8 +374,8 @@ class _Plan:
         """Preempts other jobs for this job, and reserves the nodes that they leave.
 
         Returns:
-            Two flags: victims were found; none were found only because the victims belong to the
-            same user.
+            Two flags. The first: victims were found. The second: no victims were found, only
+            because the possible victims belong to the job's own user.
         """
         cluster = self.cluster
         if self.now < job.since + self.policy.wait_s and not job.overdue:
@@ -409,7 +410,7 @@ class _Plan:
         """Moves other jobs to free GPUs on other nodes; reserves these GPUs and the nodes that the
         moved jobs leave.
 
-        This search may succeed after a change of any node, because the moved jobs need nodes, too.
+        A change of any node may help, because moved jobs need nodes, too. So all nodes are searched.
         """
         if self.now < job.since + self.policy.repack_after_s:
             return False
@@ -441,7 +442,7 @@ class _Plan:
         self, movers: RepackIndex, count: int, among: int, used: int
     ) -> tuple[list[int], list[tuple[Job, int]]] | None:
         """Returns nodes for a gang, and the moves that must come first: each job and its new place.
-        Does not change nodes that are `used`."""
+        Leaves out the nodes of `used`."""
         leaving = movers.search(count, among & ~used)
         if not leaving:
             return None
@@ -491,6 +492,7 @@ class _Plan:
     def _room(
         self, rank: QueueKey | None, shape: Shape, spared: str | None = None
     ) -> PreemptionCache:
+        """Returns the cluster's `PreemptionCache` of this rank and shape, refreshed."""
         preemption_caches = self.cluster.preemption_caches
         room = preemption_caches.pop((rank, shape, spared), None)
         if room is None:
@@ -506,7 +508,7 @@ class _Plan:
         until = self.kept_until if whole else None
         self.reserved.append(Reservation(job.id, tuple(chosen), whole, why, until))
 
-    # -- drafts ------------------------------------------------------------------------------------
+    # -- capacity within the plan ------------------------------------------------------------------
 
     def _fits(self, capacity: Capacity, shape: Shape, among: int, fresh: int) -> int:
         """Returns the nodes that can take a member, if they are enough for the gang and one of them

@@ -14,7 +14,8 @@ Behind = Literal["nothing", "backfill", "anything"]
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters in which policies differ. All policies order jobs by higher priority, then lower
-    level, then submission. All members of a gang start together."""
+    level of attained service (`accounts.py`), then submission. All ranks of a gang start
+    together."""
 
     behind: Behind = "nothing"
     """Later jobs that may start while an earlier job does not fit. nothing: only jobs that cannot
@@ -59,9 +60,9 @@ class Backfill(Policy, frozen=True, kw_only=True):
 
 
 class FairShare(Policy, frozen=True, kw_only=True):
-    """Fair share: users in the order of their GPU time, with a half-life of a week, in steps of
-    half a power of two. EASY backfill applies behind the first job that does not fit. Slurm's
-    multifactor priority with equal shares behaves similarly."""
+    """Fair share: users in the order of their GPU time, with a half-life of a week, in levels whose
+    thresholds grow by a factor of sqrt(2). EASY backfill applies behind the first job that does not
+    fit. Slurm's multifactor priority with equal shares behaves similarly."""
 
     behind: Behind = "backfill"
     scale: Scale | None = Scale(unit=3600.0, ratio=2**0.5, half_life_s=7 * 86_400.0)
@@ -79,14 +80,14 @@ class LeastAttained(Policy, frozen=True, kw_only=True):
 
 
 UNMEASURED_S = 60.0
-"""Assumed cost of a suspend and a restart together, before both are measured."""
+"""Seconds assumed for a suspend and a restart together, until both are measured."""
 
 
 class TimeShare(Policy, frozen=True, kw_only=True):
-    """Time sharing of the cluster (paper, section on the HAI Platform). Users with little recent
-    service preempt users with much. Each level needs four times the service of the level below, so
-    preemptions of long work become rare. A job is not preempted until it has worked `worth` times
-    the cost of a preemption."""
+    """Time sharing of the cluster (Fire-Flyer paper, on scheduling). Users with little recent
+    service preempt users with much service. Each level needs four times the service of the level
+    below, so preemptions of long work become rare. For `shortest_s` seconds after its launch, and
+    for `worth` times the cost of a preemption, jobs of its own priority do not preempt a job."""
 
     behind: Behind = "anything"
     preemptive: bool = True
@@ -97,7 +98,7 @@ class TimeShare(Policy, frozen=True, kw_only=True):
     patience_s: float = 48 * 3600.0
     shortest_s: float = 1800.0
     worth: float = 20.0
-    """Minimum ratio of the work between two preemptions to the cost of one preemption."""
+    """Minimum ratio of the time between a launch and a preemption to the cost of a preemption."""
 
     def quantum_s(self, job: Job) -> float:
         known = (job.checkpoint_s, job.restart_s)

@@ -6,9 +6,9 @@ level must be higher and its quantum over. If the policy spares a user's own job
 must also belong to another user.
 
 `VictimIndex` sorts the nodes by the victim that would be preempted first, for any waiting job. A
-`PreemptionCache` searches this index for waiting jobs of one rank and shape. It caches the result
-for a node until the node changes (`Changes`), so results do not depend on the cache. The end of a
-quantum is such a change.
+`PreemptionCache` searches this index for waiting jobs of one shape and one queue rank (`QueueKey`:
+priority and level). It caches the result for a node until the node changes (`Changes`), so results
+do not depend on the cache. The end of a quantum is such a change.
 """
 
 import math
@@ -20,8 +20,9 @@ from fireflyer.hai.scheduling.lanes import QueueKey, Shape
 from fireflyer.hai.scheduling.view import ClusterView
 
 Cost = tuple[int, float, int, int]
-"""Cost of emptying a node: highest priority among the victims; lost work and idle capacity of the
-victims; number of victims, which must all save and restart; minus the sum of their levels."""
+"""Cost of emptying a node, compared in this order: highest priority among the victims; GPUs or nodes
+that the victims hold, per needed node (`_cost`); number of victims, which must all save and restart;
+minus the sum of their levels."""
 
 _Found = tuple[Cost, int, list[Job], int]
 """Cost of emptying a node, its place, the victims, and all nodes that the same victims leave at the
@@ -30,8 +31,8 @@ same cost: the node alone, or all nodes of a gang that uses complete nodes."""
 NONE: Cost = (0, 0.0, 0, 0)
 
 Class = tuple[int, int]
-"""Priority, and minus the level, of a job that holds nodes; jobs of smaller classes are preempted
-first."""
+"""(job.level, -job.standing) of a job that holds nodes: its effective priority, and minus the level
+of its account. Jobs of smaller classes are preempted first."""
 
 LEAVING: Class = (-2, 0)
 """Class of suspending jobs, smaller than all others."""
@@ -42,8 +43,8 @@ once, however many nodes it has, so that it does not hide smaller jobs."""
 
 
 def bound(rank: QueueKey) -> Class:
-    """Returns the class bound of a rank: waiting jobs of the rank may preempt only smaller
-    classes."""
+    """Returns the class bound of a queue rank: waiting jobs of the rank may preempt only jobs of
+    smaller classes."""
     return -rank[0], -rank[1]
 
 
@@ -68,9 +69,9 @@ def victims_on(
         (job,) = on.values()
         if job.phase == "suspending":
             return []
-        level = -job.standing
+        minus_level = -job.standing
         leaves = (
-            (job.level, level) < limit
+            (job.level, minus_level) < limit
             and (job.ripe or job.level < limit[0])
             and (spared is None or job.user != spared or job.level != limit[0])
         )
@@ -81,13 +82,13 @@ def victims_on(
             left -= capacity.share(place, job.gpus)
             left_memory -= job.memory_mib
             continue
-        level = -job.standing
+        minus_level = -job.standing
         if (
-            (job.level, level) < limit
+            (job.level, minus_level) < limit
             and (job.ripe or job.level < limit[0])
             and (spared is None or job.user != spared or job.level != limit[0])
         ):
-            here.append((job.level, level, job.gpus_held, job.order, job))
+            here.append((job.level, minus_level, job.gpus_held, job.order, job))
         elif not gpus:
             return None
     if not gpus:
@@ -105,6 +106,8 @@ def first_enough(jobs: list[tuple[Job, int]], left: int, left_memory: int) -> li
 
     Args:
         jobs: each job with the GPUs that it holds on the node.
+        left: GPUs that the node lacks; a negative number is a surplus.
+        left_memory: MiB that the node lacks; a negative number is a surplus.
     """
     chosen: list[tuple[Job, int]] = []
     for job, gpus in jobs:
@@ -137,10 +140,10 @@ def _cost(victims: list[Job], priority: int, count: int) -> Cost:
         (job,) = victims
         size = job.gpus_held if job.level < priority else job.nodes
         return job.level, size / min(job.nodes, count), 1, -job.standing
-    level = max(job.level for job in victims)
-    lower = level < priority
+    highest = max(job.level for job in victims)
+    lower = highest < priority
     return (
-        level,
+        highest,
         sum((job.gpus_held if lower else job.nodes) / min(job.nodes, count) for job in victims),
         len(victims),
         -sum(job.standing for job in victims),
@@ -205,8 +208,11 @@ class VictimIndex:
         self._cluster = cluster
         self._changes = ChangeReader(cluster.changes)
         self._of: list[Class | None] = []
+        """Smallest class of the jobs on each node, by place; None: the node holds no job."""
         self._steps: dict[Class, int] = {}
+        """Nodes by the smallest class of their jobs."""
         self._reach: dict[Class, int] = {}
+        """Cached results of `reach`."""
         self._ripe = 0
         """Nodes that hold a job whose quantum is over."""
 
@@ -249,8 +255,8 @@ class VictimIndex:
     def below(self, limit: Class) -> list[int]:
         """Returns disjoint sets of the nodes on which jobs with this `bound` may preempt a job,
         smallest class first. Such a node has a job that is already leaving, a job of lower
-        priority, or a job of a smaller class and one job whose quantum is over. Other nodes have no
-        victim."""
+        priority, or both a job of a class below the bound and a job whose quantum is over (possibly
+        the same job). Other nodes have no victim."""
         found = []
         for of in sorted(self._steps):
             if of >= limit:
@@ -262,7 +268,7 @@ class VictimIndex:
 
 
 class PreemptionCache:
-    """Capacity that each node could give to waiting jobs of one rank and shape."""
+    """Capacity that each node could give to waiting jobs of one queue rank and shape."""
 
     __slots__ = (
         "_changes",

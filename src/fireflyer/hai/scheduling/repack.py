@@ -94,8 +94,8 @@ class RepackIndex:
 def destinations(
     cluster: ClusterView, jobs: list[Job], among: int, now: float
 ) -> list[tuple[Job, int]]:
-    """Returns a node to which each of these jobs can move immediately, by best fit, large jobs
-    first.
+    """Chooses for each of these jobs a node to which the job can move immediately, by best fit,
+    large jobs first.
 
     Args:
         among: nodes that the jobs may move to; windows and faults may exclude some nodes for a job.

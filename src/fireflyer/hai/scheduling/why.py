@@ -26,7 +26,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
     rule: Rule
     """Rule that delays the job; docs/operate/hai-scheduler.md lists the rules. "start": no rule
-    does."""
+    delays the job."""
     text: str
     """For example "waits for 2 nodes; 1 free"."""
     ahead: int
@@ -230,7 +230,7 @@ def _behind_window(cluster: Cluster, job: Job, now: float) -> _Hold:
 
 
 def behind_quota(cluster: Cluster, job: Job) -> str:
-    """Describes the quota that delays a job at its level. REQUIRES: a quota applies to the job."""
+    """Describes the quota that delays a job at its priority. REQUIRES: a quota applies to the job."""
     key = (job.user, job.level, job.group)
     limit = cluster.limit(*key)
     assert limit is not None

@@ -39,7 +39,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Web(uvicorn.Server):
-    """uvicorn without its signal handlers: the platform's server has its own."""
+    """uvicorn without its signal handlers, because the platform's server handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,10 +5,10 @@ started by a client.
         -> serve
     with PostgreSQL: open the database -> wait for the leader's lease -> lock the home -> as above
 
-SIGINT, SIGTERM or the shutdown call ends the server: tasks are stopped with their grace period
-(unless kept), waiting requests are answered, server.json is removed. A second signal ends the grace
-period of running ranks. A server whose home was removed or replaced ends the processes of its tasks
-and exits.
+SIGINT, SIGTERM or the shutdown call ends the server: it stops the tasks with their grace period
+(unless the tasks are kept running), answers waiting requests and removes server.json. A second
+signal ends the grace period of running ranks. A server whose home was removed or replaced ends the
+processes of its tasks and exits.
 """
 
 import argparse
@@ -72,13 +72,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     """Scheduling policy; None: the home's last policy, else the default."""
     log_limit: int = LIMIT_BYTES
-    """Maximum bytes on disk of the log of a rank in one attempt."""
+    """Maximum size in bytes, on disk, of one rank's log in one attempt."""
     keep: bool = False
     """True: leave tasks running when a signal ends the server."""
     database: PostgreSQL | None = None
     """PostgreSQL database; None: the database recorded in the home, else SQLite in the home."""
     public: Public | None = None
-    """Additional address for users of other machines."""
+    """Additional address for users on other machines."""
     lease_s: float = LEASE_S
     """Seconds of the leader's lease among the servers of one PostgreSQL database."""
     stand_by: Callable[[str], None] | None = None
@@ -184,9 +184,9 @@ def _take_home(home: Home, patience_s: float) -> int:
 
 
 def _lead(database: Database, options: Options) -> tuple[Leader, int]:
-    """Returns the leader's lease and the home's lock once this server has both. A server that lost
-    the lease soon releases the home's lock. A server that is stopped (SIGSTOP) keeps the lock, and
-    other servers may lead meanwhile.
+    """Returns the leader's lease and the home's lock once this server has both. A server that loses
+    the lease releases the home's lock soon afterwards. A server that is stopped (SIGSTOP) keeps the
+    lock, and other servers may lead meanwhile.
 
     Raises:
         ConfigError: another server leads or holds the home, and `stand_by` is None.
@@ -215,7 +215,7 @@ def _await_lead(leader: Leader, options: Options) -> None:
     while (other := leader.take()) is not None:
         if options.stand_by is None:
             raise ConfigError(
-                f"another server ({other}) is the leader of this database, or was at most "
+                f"another server ({other}) leads this database, or led it at most "
                 f"{options.lease_s:.0f} s ago: use that server, or try again later"
             )
         if other != told:
@@ -404,8 +404,8 @@ def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
 
 
 async def _wake_log_readers(controller: Controller, options: Options) -> None:
-    """Wakes the followers of logs regularly, because writes by other machines cause no event on
-    this machine."""
+    """Wakes the clients that follow logs regularly, because writes by other machines cause no event
+    on this machine."""
     while options.engine.engine != "local":
         await asyncio.sleep(LOG_POLL_S)
         controller.logs.wake_all()

@@ -1,9 +1,10 @@
 """Faults of a cluster of 1,250 nodes in one year, scaled to the simulated cluster.
 
 Numbers: tables VI (Xid errors of one year), VII (failures by month, October 2023 to March 2024) and
-VIII (flash cuts of links by day) of arXiv 2408.14158. Five of the six months of network failures in
-table VII are also the flash cuts of table VIII, so the model uses only table VIII for them. The
-Xids of table VII are also in table VI. No table has repair times, so these are assumptions.
+VIII (flash cuts of links by day) of arXiv 2408.14158. In five of the six months, the network
+failures of table VII are flash cuts that table VIII also counts, so the model takes network
+failures from table VIII only. The Xid errors of table VII are also in table VI, so the model takes
+Xid errors from table VI only. No table has repair times, so the repair times are assumptions.
 """
 
 import heapq
@@ -33,11 +34,15 @@ XID_YEAR: Mapping[str, Mapping[int, int]] = {
     "ecc": {63: 245, 64: 2, 94: 13, 95: 17},
     "gpu": {44: 1, 48: 2, 61: 13, 62: 3, 69: 1, 79: 37, 119: 1},
 }
+"""Xid errors of the fleet in one year (table VI), by kind of fault and Xid code."""
+
 MEMORY_ECC = 54
+"""ECC errors of main memory in the MEMORY_DAYS days of table VII."""
+
 MEMORY_DAYS = 183
 FLASH_CUT_DAYS: Mapping[int, int] = {0: 248, 1: 54, 2: 22, 3: 12, 4: 3, 5: 3, 7: 2, 8: 1, 10: 3}
-"""Number of days by cuts in a day, over 348 days from 2023-04-19 to 2024-03-31. Cuts come in
-bursts, so the model draws complete days."""
+"""Number of days, by the number of flash cuts in a day, over 348 days from 2023-04-19 to
+2024-03-31. Cuts come in bursts, so the model draws complete days."""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -46,7 +51,8 @@ class Fault(msgspec.Struct, frozen=True):
     effect: Effect
     node: int
     gpu: float
-    """Position, from 0 to 1 among the node's GPUs, of the GPU whose program dies."""
+    """Number from 0 to 1 that selects the GPU whose program dies: 0 is the node's first GPU, almost
+    1 the last."""
     repair_ms: int
 
 
@@ -78,8 +84,8 @@ SETS = {
 
 
 def parse(words: str) -> dict[str, float]:
-    """Parses the kinds to inject, each with the factor on its rate, for example `paper`,
-    `hardware:2,software:0.5` or `none`.
+    """Parses the kinds of faults to inject, for example `paper`, `hardware:2,software:0.5` or
+    `none`. Returns the kinds, each with the factor by which its rate is multiplied.
 
     Raises:
         ConfigError: a word is not a known name with an optional factor.
@@ -102,11 +108,11 @@ def parse(words: str) -> dict[str, float]:
 
 
 def stream(rates: Mapping[str, float], nodes: int, seed: int) -> Iterator[Fault]:
-    """Returns an endless iterator over faults in order of time, or an empty iterator if there are
-    no rates. The faults do not depend on the policy.
+    """Returns an endless iterator over faults in order of time, or an empty iterator if `rates` is
+    empty. The faults do not depend on the policy.
 
     Args:
-        rates: rates from `parse`.
+        rates: factors on the rates of the kinds, from `parse`.
         nodes: number of nodes of the simulated cluster.
         seed: seed of the generators. Each kind has its own generator, so that an additional kind
             does not change the faults of the others.

@@ -51,8 +51,10 @@ def generate(
         cluster: a key of CLUSTERS.
         jobs: number of jobs.
         capacity: GPUs of the simulated cluster; no gang is larger.
-        load: mean demand over capacity.
-        users: number of users; their shares of the jobs fall as 1/rank (Zipf).
+        load: requested GPU time of all jobs / GPU time of the cluster over the span of the
+            arrivals.
+        users: number of users; the share of the jobs of user number k is proportional to 1/k
+            (Zipf).
         seed: the same seed gives the same trace.
 
     Raises:

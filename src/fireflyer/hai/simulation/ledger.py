@@ -8,16 +8,16 @@ CAUSES = (
 )  # fmt: skip
 """Causes of GPU time. useful: work that was not lost; lost: work that a fault undid; checkpoint:
 stalls of periodic saves; restart: GPUs held from the launch until work began; suspend: GPUs held
-from the suspend request until they were free; fragmentation: idle GPUs while at least as many were
-waited for; idle: GPUs without demand; faulty: GPUs of nodes that are down; window: idle GPUs of
+from the suspend request until they were free; fragmentation: idle GPUs, at most as many as waiting
+tasks ask for; idle: all other idle GPUs; faulty: GPUs of nodes that are down; window: idle GPUs of
 nodes in a window."""
 
 
 class Ledger:
     """GPU-milliseconds by cause, and the GPUs held, waited for and down over time.
 
-    The number of held GPUs is always known, but the cause of their time only after an attempt's
-    phase is over. `split` is therefore complete only while no GPU is held.
+    The number of held GPUs is always known. The cause of their time is known only after the
+    attempt's phase is over, so `split` is complete only while no GPU is held.
     """
 
     __slots__ = (
@@ -38,13 +38,15 @@ class Ledger:
         """Number of tasks that have arrived and not ended."""
         self.held_ms = self.down_ms = self.closed_ms = self.fragmentation_ms = 0
         self.active_ms = 0
-        """Integral of `active` over time; its differences give mean numbers of active tasks."""
+        """Integral of `active` over time. Its increase over an interval, divided by the interval's
+        length, is the mean number of active tasks."""
         self.useful = self.lost = self.checkpoint = self.restart = self.suspend = 0
         self.series_time, self.series_held = array("q"), array("q")
         self.series_queued, self.series_down = array("q"), array("q")
 
     def advance(self, now: int) -> None:
-        """Advances the time to `now`; all amounts stay constant until then."""
+        """Advances the time to `now`. The numbers of GPUs and tasks were constant since the
+        previous call."""
         passed = now - self.now
         if not passed:
             return

@@ -19,8 +19,8 @@ SIZES = ((1, "1"), (4, "2-4"), (8, "5-8"), (32, "9-32"), (1 << 62, "over 32"))
 """Classes by requested GPUs: upper limit and name."""
 
 BOUND_S = 10.0
-"""Bound of the bounded slowdown: a shorter job counts as a job of this length (Feitelson and
-Rudolph, 1998)."""
+"""Bound of the bounded slowdown, in seconds: a shorter job counts as a job of this length
+(Feitelson and Rudolph, 1998)."""
 
 USERS_SHOWN = 50
 
@@ -39,7 +39,7 @@ class Class(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     jobs: int
     gpu_h: float
-    """Work of the jobs."""
+    """Work of the jobs in GPU-hours."""
     jct_mean_h: float
     jct_p50_h: float
     wait_mean_h: float
@@ -61,7 +61,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int
     seed: int
     rules: dict[str, Any]
-    """Parameters of the policy; null: without limit."""
+    """Parameters of the policy; the value null means no limit."""
     quotas: list[dict[str, Any]]
     windows: list[dict[str, Any]]
     """Windows in seconds since the first submission."""
@@ -221,8 +221,8 @@ def spread(values: Numbers) -> Spread:
 
 def _rho(arrays: _Arrays, capacity: int) -> Numbers:
     """Returns the finish-time fairness of each job: its time in the system / its time on an equal
-    share of the capacity. The share is capacity / mean number of tasks in the system meanwhile. A
-    gang larger than the share would run slower in proportion."""
+    share of the capacity. The share is the capacity / the mean number of tasks in the system while
+    the job is there. A gang larger than the share would run slower in proportion."""
     share = capacity / np.maximum(arrays.contending, 1.0)
     ideal = arrays.run_ms * np.maximum(arrays.gpus / share, 1.0)
     found: Numbers = arrays.jct_ms / ideal

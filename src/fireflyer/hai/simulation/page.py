@@ -12,7 +12,7 @@ from fireflyer.hai.simulation.measures import SIZES, Curves, Result
 Done = tuple[Result, Curves]
 
 SIZE = (440, 260)
-"""Width and height of a chart in units; two charts stand side by side."""
+"""Width and height of a chart in SVG units; two charts stand side by side."""
 
 COLOURS = {cause: f"var(--c{number})" for number, cause in enumerate(CAUSES)}
 """Colour of each cause, as a variable of the style sheet."""
@@ -29,7 +29,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("fault_restarts", "restarts after faults", ""), ("lost_gpu_h", "work lost", "GPU-h"),
     ("rho_max", "finish-time fairness, max", ""), ("rho_p95", "finish-time fairness, p95", ""),
     ("rho_over_1", "jobs slower than on a fair share", "%"), ("jain", "Jain index of users", ""),
-    ("cross_zone_over_1", "jobs over two zones more than once", ""),
+    ("cross_zone_over_1", "jobs with several cross-zone pairs", ""),
 )  # fmt: skip
 """Rows of the comparison, in the page and in the terminal's table: field, name and unit."""
 

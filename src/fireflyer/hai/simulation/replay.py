@@ -57,7 +57,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     nodes."""
     costs: Costs = Costs()
     fault_rates: dict[str, float] = {}
-    """Fault rates, from `faults.parse`."""
+    """Factors on the fault rates, by kind of fault, from `faults.parse`."""
     estimates: float = 0.0
     """Ratio of the scheduler's estimate of the remaining work to the true remaining work; 0: no
     estimates."""
@@ -395,8 +395,8 @@ class _World:
                     self.closed |= 1 << self.cluster.places[name]
 
     def _idle_in_windows(self) -> int:
-        """Returns the free GPUs on nodes in a window that are up. GPUs of jobs that are still
-        saving, or for which the window is a reservation, are not free."""
+        """Returns the number of free GPUs on nodes that are up and in a window. GPUs are not free
+        while a job on them is still saving, or if the window is a reservation for the job."""
         cluster = self.cluster
         nodes = self.closed & (cluster.ready | cluster.suspect)
         return sum(cluster.capacity.free[place] for place in members(nodes))

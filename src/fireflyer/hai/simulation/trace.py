@@ -128,9 +128,9 @@ def assemble(source: Source, kind: str, records: Iterable[Record]) -> Trace:
 
 
 def with_users(trace: Trace, source: UserFrom | None) -> Trace:
-    """Returns the trace with the users of its jobs set from `source`: the column `group` (or
-    `cluster`, the same), the column `user`, or `job`, which makes each job its own user. None:
-    `user` if the trace has that column, else `job`.
+    """Returns the trace with the users of its jobs set from `source`: the column `group` (`cluster`
+    is a synonym), the column `user`, or `job`, which gives each job a user of its own. None: `user`
+    if the trace has that column, else `job`.
 
     Raises:
         TraceError: the trace does not have the column.

@@ -5,10 +5,10 @@
     python -P -m fireflyer.hai.supervisor TASK NODE --guard GUARD --fork-server PID
 
 Descriptor 3 is the listening socket; TASK and NODE only make `ps` readable. ATTEMPT_FOLDER is given
-if the engine runs on another machine; the engine must then prove the secret in a file of that folder.
-A zygote (`hai.forkserver.zygote`) uses the last two forms: the zygote forks the processes, and each
-process executes this module with the process ids of the others. Descriptor 4 is the socket to the
-fork server.
+if the engine runs on another machine; the engine must then prove that it knows the secret in a file
+of that folder. A zygote (`hai.forkserver.zygote`) uses the last two forms: the zygote forks the
+processes, and each process executes this module with the process ids of the others. Descriptor 4 is
+the socket to the fork server.
 
     guard ── supervisor ─┬─ fork server
                          ├─ rank ── processes that it starts
@@ -36,7 +36,7 @@ def main() -> None:
     both."""
     node, *rest = sys.argv[2:]
     forks = rest[0:1] == ["--guard"]
-    # Closes descriptors that the server inherited from its starter.
+    # Closes descriptors that the platform's server inherited and passed on to this process.
     os.closerange(FORK_SERVER + forks, 2**31 - 1)
     os.set_inheritable(LISTENER, False)
     if forks:
@@ -68,8 +68,8 @@ def stand_guard(supervisor: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.waitid(os.P_PID, supervisor, os.WEXITED)
     kill_descendants()
-    # Without cleanup: as long as a process holds the listening socket, the engine takes the task
-    # for alive.
+    # Exits without the interpreter's cleanup. While a process holds the listening socket, the
+    # engine assumes that the task is alive.
     os._exit(0)
 
 

@@ -58,7 +58,8 @@ LOOK_S = 5.0
 """Seconds after a rank's start at which its imports are assumed to be complete."""
 
 EXPLAINS_S = 60.0
-"""Seconds for which the kill of a rank's child process still explains the end of the rank."""
+"""If a rank ends at most this many seconds after a kill for the memory limit, the error names the
+kill."""
 
 STACKS_S = 1.0
 """Seconds within which ranks must write their stacks before they are killed."""
@@ -311,7 +312,7 @@ class Attempt:
         )
 
     def decide(self, number: int) -> None:
-        """Sets the number of the first call that returns true.
+        """Sets the number of the first call of `suspend_requested()` that returns true.
 
         If no rank of the gang has ever called `suspend_requested()`, ranks with a handler for
         SIGTERM get SIGTERM, because such ranks save on SIGTERM under Slurm. Other ranks get no
@@ -341,7 +342,7 @@ class Attempt:
                 kill_group(pid, signal.SIGTERM)
 
     def abort(self) -> None:
-        """Ends the part because another node failed or a newer attempt fences this one."""
+        """Ends the part because another node failed or a newer attempt fences this attempt."""
         self.over = True
 
     def condemn(self, reason: str) -> None:
@@ -358,8 +359,8 @@ class Attempt:
 
     def observed(self, found: KernelObservation) -> None:
         """Records an observation from the kernel's log. If the observation names a process of this
-        attempt, adds the process's rank. Leaves out kills for the memory limit of another task, and
-        those of this task if its cgroup reports them."""
+        attempt, adds the process's rank. Ignores a kill for the memory limit of another task, and a
+        kill for this task's limit if the cgroup reports the same kill."""
         if self.ended:
             return
         if isinstance(found, OutOfMemory) and found.limited:
@@ -546,7 +547,7 @@ def devices_environment(part: Part) -> dict[str, str]:
 
 def server_environment(part: Part) -> dict[str, str]:
     """Returns the environment of the task's fork server. It includes the user's variables, because
-    loader and interpreter read them at their start."""
+    the dynamic loader and the interpreter read them at their start."""
     return {
         **part.env,
         "FIREFLYER_TASK": part.task,

@@ -27,7 +27,8 @@ CONTROLLERS: tuple[Controller, ...] = ("memory", "cpu")
 WORDS = {"memory": "memory", "cpu": "cores"}
 
 PREFIX = "fireflyer-"
-"""Prefix of the names of all cgroups that this module creates; it removes no others."""
+"""Prefix of the names of all cgroups that this module creates. The module removes no other
+cgroups."""
 
 PERIOD_US = 100_000
 """Period of the CPU quota."""
@@ -49,7 +50,8 @@ class Base(msgspec.Struct, frozen=True):
     """Reason why a controller cannot be used, by controller."""
 
     def unheld(self) -> str:
-        """Returns a text that says which limits are not enforced, and why; "" if all are."""
+        """Returns a text that says which limits are not enforced, and why; "" if all limits are
+        enforced."""
         why: dict[str, list[str]] = {}
         for controller, reason in self.missing.items():
             why.setdefault(reason, []).append(WORDS[controller])
@@ -64,11 +66,11 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of the ranks of a node together."""
+    """Limits that apply to all ranks of a task on one node together."""
 
     memory_mib: int = 0
     cpus: int = 0
-    """0: no limit."""
+    """Number of cores. In both limits, 0 means no limit."""
     folders: dict[Controller, str] = {}
     """Folders of the cgroup, by controller; a limit without its controller is not enforced."""
 
@@ -105,7 +107,8 @@ def find_base(root: str = "/") -> Base:
 
 
 def parse_own(text: str) -> dict[str, str]:
-    """Parses /proc/self/cgroup: the path of this process by controller; "" is version 2."""
+    """Parses /proc/self/cgroup. Returns the cgroup of this process by controller; the key "" stands
+    for version 2."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -114,8 +117,8 @@ def parse_own(text: str) -> dict[str, str]:
 
 
 def parse_mounts(text: str) -> dict[str, tuple[str, str]]:
-    """Parses /proc/self/mountinfo: the mount point by controller, and the cgroup that is mounted
-    there; "" is version 2."""
+    """Parses /proc/self/mountinfo. Returns the mount point, and the cgroup that is mounted there,
+    by controller; the key "" stands for version 2."""
     found: dict[str, tuple[str, str]] = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -130,7 +133,8 @@ def parse_mounts(text: str) -> dict[str, tuple[str, str]]:
 
 
 def _folder(root: str, mount: tuple[str, str], path: str) -> str:
-    """Returns the folder of a cgroup, or the mount point if the cgroup is not visible below it."""
+    """Returns the folder of a cgroup, or the mount point if the cgroup is not visible below the
+    mount point."""
     where, top = mount
     if top != "/" and (path == top or path.startswith(f"{top}/")):
         path = path[len(top) :]
@@ -139,8 +143,9 @@ def _folder(root: str, mount: tuple[str, str], path: str) -> str:
 
 
 def _second_version(own: str, top: str, controller: Controller) -> tuple[str, str]:
-    """Tries the cgroup of this process. If that fails, tries the parent, which a service manager
-    may have delegated; as root, tries the top cgroup instead."""
+    """Returns a cgroup of version 2 that can be the base, or "" and the reason. Tries the cgroup of
+    this process first. Then tries its parent, which a service manager may have delegated; as root,
+    tries the top cgroup instead of the parent."""
     if os.path.basename(own) == SERVER:
         own = os.path.dirname(own)
     why = ""

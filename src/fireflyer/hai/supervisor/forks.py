@@ -58,7 +58,7 @@ class ForkServer:
         try:
             self.socket.sendall(self._request)
         except OSError:
-            self.kill()  # frozen or dead: reaping its exit ends the request
+            self.kill()  # frozen or dead: when its exit is reaped, the request ends
         self._request = b""
 
     def replies(self) -> list[Forked | Refused]:

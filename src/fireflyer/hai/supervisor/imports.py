@@ -41,8 +41,8 @@ def start_of(script: str, task: Path) -> Literal["fork", "exec"]:
 def imports_torch(script: str) -> bool:
     """Returns whether the script, or a module that it imports from its own folder, imports torch.
 
-    A file that cannot be read or parsed counts as without imports; the rank itself reports the
-    error.
+    A file that cannot be read or parsed counts as a file without imports; the rank itself reports
+    the error.
     """
     folder = os.path.dirname(script)
     waiting, seen = [script], {script}

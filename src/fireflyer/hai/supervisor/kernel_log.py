@@ -1,9 +1,10 @@
 """Reader of the kernel's log while it grows: /dev/kmsg, or a file, for tests and for log daemons
-that write one.
+that write the kernel's log to a file.
 
-FIREFLYER_KERNEL_LOG of the server names the log; "off": read no log. Only lines that are written
-after `open_kernel_log` are read. If the log may not be read (`kernel.dmesg_restrict`, no /dev/kmsg
-in a container), the supervisor makes no observations from it. A rotated file is not followed.
+The server's environment variable FIREFLYER_KERNEL_LOG names the log; "off": read no log. Only lines
+that are written after `open_kernel_log` are read. If the log may not be read
+(`kernel.dmesg_restrict`, no /dev/kmsg in a container), the supervisor makes no observations from
+it. A rotated file is not followed.
 """
 
 import contextlib

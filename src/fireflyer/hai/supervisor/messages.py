@@ -71,6 +71,7 @@ class Newcomer(msgspec.Struct, frozen=True):
 
     rank: int
     incarnation: int
+    """Number of the rank's process: 0 for the first, larger for each newcomer."""
 
 
 class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
@@ -86,21 +87,23 @@ class Enlist(msgspec.Struct, frozen=True, kw_only=True, tag="enlist"):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
-    """Request: answered by Attached, then every record of the attempt so far and from now on."""
+    """Request: subscribe to the records of the attempt. The supervisor sends all records so far,
+    then Attached, then each new record."""
 
     attempt: int
 
 
 class Freeze(msgspec.Struct, frozen=True, kw_only=True, tag="freeze"):
-    """Request: first phase of a suspend. From now on the ranks' calls wait for Decide. Answered by
-    Frozen."""
+    """Request: first phase of a suspend. From now on the ranks' calls of `suspend_requested()` wait
+    for Decide. Answered by Frozen."""
 
     attempt: int
     grace_s: float
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True, tag="decide"):
-    """Request: second phase of a suspend. Calls from `number` on return true."""
+    """Request: second phase of a suspend. The ranks' calls of `suspend_requested()` return true
+    from call `number` on."""
 
     attempt: int
     number: int
@@ -146,7 +149,8 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, tag="frozen"):
     attempt: int
     highest: int
-    """Highest call number, over the node's ranks, that returned false before the freeze."""
+    """Highest number of a `suspend_requested()` call, over the node's ranks, that returned false
+    before the freeze."""
     decision: int
     """Decided call number; 0 before the second phase."""
 
@@ -161,8 +165,8 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
     returned 0. Newcomers may open a vacant part again."""
     reason: str
     told: bool
-    """True if a call of a rank returned true, or if a rank acknowledged a suspend or got SIGTERM
-    for it."""
+    """True if a rank's call of `suspend_requested()` returned true, or if a rank acknowledged the
+    suspend or got SIGTERM because of the suspend."""
     highest: int
     """Highest call number, as in Frozen; without a freeze, over all calls."""
     failed_ns: int
@@ -226,7 +230,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 PRESENT = b"?"
 """Engine to zygote: check whether the imported files are unchanged on disk. The zygote answers if
-they are, else it exits."""
+all of them are unchanged, else it exits."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

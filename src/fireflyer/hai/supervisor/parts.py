@@ -5,7 +5,7 @@ opens the file, but a renamed file only after a delay. This module must not impo
 supervisors use it.
 
     <task>/<node>.address          Announcement, by the node
-    <task>/<attempt>/<node>.part   Part, by the engine; mode 0600: environment and secret
+    <task>/<attempt>/<node>.part   Part, by the engine; mode 0600, because it contains a secret
 """
 
 import os
@@ -79,7 +79,7 @@ def read_part(attempt: Path, node: str) -> Part:
 
 
 def server_handshake(secret: str) -> "Handshake":
-    """Returns the supervisor's handshake, whose peer is `remote.reach`."""
+    """Returns the supervisor's side of the handshake; the engine's side is in `remote.reach`."""
     from fireflyer.rpc.handshake import Handshake  # loads OpenSSL: 3 MB
     from fireflyer.rpc.proof import Secret
 

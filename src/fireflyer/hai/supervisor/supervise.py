@@ -70,8 +70,8 @@ reconnects."""
 
 
 def leave(status: int) -> NoReturn:
-    """Exits without cleanup. The listening socket closes with the process, so a refused client can
-    rely on its end."""
+    """Exits without cleanup. The listening socket closes with the process, so a client whose
+    connection is refused knows that the process has ended."""
     sys.stderr.flush()
     os._exit(status)
 
@@ -140,6 +140,7 @@ class Supervisor:
         self._forks: ForkServer | None = None
         self._keeper: KeeperActivation | None = None
         self._early: dict[int, tuple[int | None, int | None]] = {}
+        """Exit code and signal, by pid, of processes that the fork server has not reported yet."""
         self._waiting: list[RankSpec] = []
         """Ranks to fork after the fork server has answered its previous request."""
         self._deferred: list[tuple[Connection, Request]] = []
@@ -353,8 +354,8 @@ class Supervisor:
             self._fork_next(attempt)
 
     def _cannot_start(self, attempt: Attempt, specs: tuple[RankSpec, ...], reason: str) -> None:
-        """Handles ranks that cannot start. The attempt fails without its first ranks, but continues
-        without newcomers."""
+        """Handles ranks that cannot start. The attempt fails if one of its first ranks cannot
+        start. It continues if only newcomers cannot start."""
         if all(spec.incarnation for spec in specs):
             print(f"supervisor: {reason}", file=sys.stderr)  # noqa: T201
             attempt.not_started(specs)

@@ -23,7 +23,8 @@ from fireflyer.log import get_logger
 NAME = "validator.jsonl"
 
 KEPT = 120
-"""Maximum entries of a node after a compaction: start and end of a year of weekly validations."""
+"""Maximum entries of a node after a compaction; enough for the starts and ends of a year of weekly
+validations."""
 
 LEAST_BYTES = 8 << 20
 """Size below which the journal is not compacted."""
@@ -80,7 +81,8 @@ class Journal:
         self._most_bytes = max(LEAST_BYTES, 2 * size)
 
     def _compacted(self) -> int:
-        """Replaces the file by one with at most KEPT entries a node; returns the new size."""
+        """Replaces the file by a file with at most KEPT entries per node; returns the new size in
+        bytes."""
         surplus = Counter(entry.node for _, entry in self._lines())
         surplus.subtract(dict.fromkeys(surplus, KEPT))
         states: dict[str, NodeState] = {}

@@ -1,4 +1,4 @@
-"""Validation monitor: validates nodes, on the controller's loop.
+"""Validation monitor: validates nodes, on the controller's event loop.
 
     due (policy)      -> a task on the node, outside the queue (`Dispatch`)
     the task ended    -> journal, observations for the fault rules, which drain
@@ -179,8 +179,8 @@ class ValidationMonitor:
             asked.set_result(task.id)
 
     async def _follow(self, node: str, state: NodeState) -> None:
-        """Records the end of a validation whose task is over. Stops a waiting validation if other
-        tasks use its node."""
+        """Records the end of a validation whose task is over. Stops a validation that still waits
+        if other tasks use its node or the node is down."""
         task = state.task
         try:
             row = self._row(task)

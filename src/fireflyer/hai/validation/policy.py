@@ -14,13 +14,14 @@ from fireflyer.hai.model.validations import Ended, Entry, Returned, Started, Sus
 from fireflyer.hai.validation.settings import ValidationSettings
 
 RETURNS_S = 30 * 86_400.0
+"""Period in seconds over which the setting `most_returns` limits the returns to service."""
 
 PATIENCE_S = 60.0
 """Seconds before a retry if a validation ended without results."""
 
 PEERS = 3
-"""Number of listeners that a node sends to. The best result counts, so that one bad peer does not
-make other nodes fail."""
+"""Number of listeners to which the network check of a node sends. The best result counts, so that
+one bad peer does not make other nodes fail."""
 
 PROOF: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "xid": (("gpu health",), ("gpu memory",), ("gpu gemm",)),
@@ -49,6 +50,7 @@ class NodeState(msgspec.Struct):
     drained: float = 0.0
     """Time of the last drain by a rule; 0: not drained since the last return."""
     returns: tuple[float, ...] = ()
+    """Times of the newest returns to service."""
     task: str = ""
     """Task of the running validation; empty: none."""
     trigger: Trigger = "weekly"

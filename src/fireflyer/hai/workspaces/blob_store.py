@@ -1,5 +1,5 @@
 """Blobs and manifests in the home. The manifest of a workspace is written last, so a workspace
-exists once its manifest does.
+exists once its manifest exists.
 
     workspaces/blobs/<sha256>                 bytes of a file, shared by all workspaces
     workspaces/manifests/u<user>/<id>.json    the workspaces of a user; mtime: last use
@@ -52,7 +52,7 @@ class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
-    """Amounts that were removed."""
+    """Numbers of removed workspaces, blobs, bytes of blobs, and environments."""
 
     workspaces: int
     blobs: int
@@ -69,6 +69,7 @@ class BlobStore:
         self._partial = folder / "partial"
         self._lock = threading.Lock()
         self._claims: dict[str, set[str]] = {}
+        """Hashes of the blobs that a user may use, by user."""
         self._count = 0
 
     def open(self) -> None:
@@ -89,7 +90,7 @@ class BlobStore:
         """Creates the workspace if the store has all its blobs; else returns the missing blobs.
 
         Args:
-            manifest: checked.
+            manifest: manifest that `check` has accepted.
             user: owner of the workspace.
         """
         name = identify(manifest)
@@ -333,7 +334,7 @@ def _size(path: Path) -> int | None:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except StorageError:  # NoSpace is an OSError
+    except StorageError:  # NoSpace is also an OSError
         raise
     except OSError as error:
         kind = NoSpace if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageError

@@ -20,7 +20,7 @@ BATCH = 8 << 20
 """Bytes of small files that share a request; a larger file has a request of its own."""
 
 OFFERS = 3
-"""Maximum number of offers of a folder: another user may prune between an upload and the next
+"""Maximum number of offers of a folder: a prune may remove blobs between an upload and the next
 offer."""
 
 

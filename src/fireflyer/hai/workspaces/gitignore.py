@@ -24,7 +24,8 @@ class Rules:
         self._parent = parent
 
     def below(self, prefix: str, file: Path) -> "Rules":
-        """Returns the rules of a directory `prefix` ("a/b/"), which may have a file of its own."""
+        """Returns the rules of the directory `prefix` ("a/b/"). `file`: path of its .gitignore,
+        which may be missing."""
         spec = _read(file)
         return self if spec is None else Rules(prefix, spec, self)
 
@@ -48,7 +49,7 @@ class Rules:
 
 def _names(pattern: RegexPattern, name: str) -> bool:
     """Returns whether a pattern matches this name itself. A match of a directory that contains the
-    name does not count, because the directory was decided before."""
+    name does not count, because the caller has already decided about the directory."""
     regex = pattern.regex
     if regex is None:
         return False
@@ -60,8 +61,8 @@ def _names(pattern: RegexPattern, name: str) -> bool:
 
 
 def rules_of(root: Path) -> tuple[Rules, str]:
-    """Returns the rules in force in a folder, and its path from the top of its repository ("" or
-    "a/b/").
+    """Returns the rules in force in a folder, and the folder's path from the top of its repository
+    ("" or "a/b/").
 
     Raises:
         WorkspaceError: a file of rules cannot be read.

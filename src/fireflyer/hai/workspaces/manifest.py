@@ -1,4 +1,4 @@
-"""Definition of a workspace: names, modes and hashes, no bytes. Pure.
+"""Definition of a workspace: names, modes and hashes, without the bytes of the files. Pure.
 
 A manifest is untrusted input until `check` has accepted it. Writing the entries of a checked
 manifest in order into an empty folder never reaches outside the folder.
@@ -89,7 +89,7 @@ def check(manifest: Manifest) -> None:
     """Rejects a manifest that cannot be written exactly, or that could reach outside its folder.
 
     Raises:
-        WorkspaceError: names the entry.
+        WorkspaceError: the manifest is rejected; the error names the entry.
     """
     entries = manifest.entries
     if len(entries) > MAX_ENTRIES:

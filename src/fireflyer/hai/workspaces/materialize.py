@@ -29,7 +29,8 @@ def place_task(store: BlobStore, name: str, user: str, folder: Path) -> None:
     Raises:
         WorkspaceError: the workspace no longer exists.
         Corrupted: a blob no longer matches its hash. The blob is removed, so shipping again
-        restores it. NoSpace, StorageError: the folder cannot be written.
+            restores it.
+        NoSpace, StorageError: the folder cannot be written.
     """
     if folder.is_dir():
         return
@@ -55,7 +56,7 @@ def place(manifest: Manifest, folder: Path, fetch: Callable[[Entry, int], None])
     """Writes a checked manifest as a folder that does not exist or is empty.
 
     Args:
-        manifest: checked.
+        manifest: manifest that `check` has accepted.
         folder: target folder; afterwards it exists completely or not at all.
         fetch: writes an entry's bytes to a descriptor; the bytes are read back and verified.
 

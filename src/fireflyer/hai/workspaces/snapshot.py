@@ -135,7 +135,7 @@ class _Walk:
 
     def drop_links_that_leave(self) -> None:
         """Drops links that lead outside the folder. A dropped link may leave another link dangling,
-        but cannot make it lead outside."""
+        but cannot make the other link lead outside."""
         links = {entry.path: entry.target for entry in self.entries if entry.kind == "link"}
         gone = {path for path in links if not stays_inside(path, links)}
         self.left_out += [f"{path} -> {links[path]} leads outside" for path in sorted(gone)]

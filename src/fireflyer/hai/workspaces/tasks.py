@@ -18,7 +18,7 @@ from fireflyer.hai.workspaces.materialize import place_task
 from fireflyer.hai.workspaces.venvs import Venvs
 
 FOLDER = "workspace"
-"""Name of a task's own copy, in the task's folder."""
+"""Folder with a task's own copy of its workspace, in the task's folder."""
 
 
 class Paths(msgspec.Struct, frozen=True):
@@ -81,7 +81,8 @@ class Workspaces:
             try:
                 await asyncio.shield(placing)
             except asyncio.CancelledError:
-                # A thread cannot be cancelled; the next attempt uses the result of this one.
+                # A thread cannot be cancelled. The next attempt uses the copy that this thread
+                # completes.
                 await asyncio.wait({placing})
                 raise
         if spec.venv:

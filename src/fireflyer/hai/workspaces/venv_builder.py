@@ -23,8 +23,8 @@ MARK = "FIREFLYER_MAKING"
 folder."""
 
 END_LIMIT_S = 60.0
-"""Maximum wait for killed processes of an earlier builder. After this time the attempt fails, so
-the limit must suffice on a busy machine."""
+"""Maximum wait in seconds for killed processes of an earlier builder to end. After this time the
+attempt fails, so the limit must suffice on a busy machine."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +48,7 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
     if ready.exists():
         return 0
-    # Kills processes of an earlier builder that outlived it without its lock.
+    # Kills processes of an earlier builder that outlived the builder and do not hold its lock.
     if left := orphans.end({MARK: str(folder)}, END_LIMIT_S):
         _say(f"processes {left} of an earlier attempt cannot be killed; run the task again")
         return 1

@@ -3,7 +3,7 @@ task and shared by all tasks.
 
 venvs/<id>.lock.txt    the lock file; <id> is its SHA-256
 venvs/<key>/           the environment; <key> names the lock file and the interpreter
-venvs/<key>.ready      marks a usable environment; written last, so an incomplete one is never used
+venvs/<key>.ready      marks a complete environment; written last
 venvs/<key>.lock       locked (flock) by the process that creates the environment, and by its pip
 """
 
@@ -36,7 +36,7 @@ def check_lock(data: bytes) -> None:
     --hash=sha256:...` are allowed, as `pip-compile --generate-hashes` and `uv export` write them.
 
     Raises:
-        WorkspaceError: names the line.
+        WorkspaceError: a line is rejected; the error names the line.
     """
     if len(data) > MAX_LOCK_BYTES:
         raise WorkspaceError(f"the lock file has more than {MAX_LOCK_BYTES >> 20} MiB")

@@ -22,7 +22,8 @@ DETACH_TIMEOUT_S = 20.0
 """Time for the agent to send its pending records; operators of torch.profiler take seconds."""
 
 LONGEST_S = 86_400.0
-"""Time for a script to reach its first step; then the agent detaches by itself."""
+"""Maximum time for a script to reach its first step. After this time the agent detaches by
+itself."""
 
 SPARE_S = 30.0
 """Time after the end of the time limit at which the agent detaches even without a request."""
@@ -38,7 +39,8 @@ class Options:
     rate_hz: float = 100.0
     """Stack samples a second; 0: none."""
     trace_steps: int = 0
-    """Steps to record with torch.profiler; with it, spans and collectives are recorded, too."""
+    """Number of steps to record with torch.profiler. If above 0, spans and collectives are
+    recorded, too."""
     most_steps: int | None = None
     """Detach after this number of steps."""
     timeout_s: float = ANSWER_TIMEOUT_S
@@ -87,11 +89,12 @@ def collect(
     records.
 
     Args:
-        folder: where to write one file a rank, as records come; None: nowhere.
+        folder: folder for one file per rank, to which records are written as they arrive; None:
+            write no files.
         on_progress: called about ten times a second.
 
     Raises:
-        ProfileError: a process cannot be attached to. None is attached then.
+        ProfileError: a process cannot be attached to. In this case no process stays attached.
         ConfigError: an option cannot work.
     """
     options.check()
@@ -212,7 +215,8 @@ def _keep(one: Attached, record: Record, files: dict[int, IO[bytes]]) -> None:
 
 
 def read_profile(folder: Path) -> list[RankProfile]:
-    """Reads a stored profile; its ranks in order. A file that ends in half a line is read up to it.
+    """Reads a stored profile and returns its ranks in order. Ignores an incomplete last line of a
+    file.
 
     Raises:
         ProfileError: the folder is missing or holds no profile, or a file is damaged.

@@ -51,12 +51,13 @@ _decode = msgspec.msgpack.Decoder(FromAgent).decode
 
 
 class Session:
-    """One attached process. A context manager: on exit no hook is left in the process.
+    """One attached process. A context manager that closes the connection at its exit, so that the
+    agent removes its hooks.
 
     Args:
         target: the process; stays open until the session ends.
         request: what to record.
-        timeout_s: how long to wait for an answer of the process.
+        timeout_s: seconds to wait for an answer of the process.
 
     Raises:
         ProfileError: the process does not answer, ends, or is profiled already.

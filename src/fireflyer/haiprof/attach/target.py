@@ -1,8 +1,8 @@
 """Checks of a process before it is signalled.
 
-The signal would kill an unprepared process. So `Target.find` checks that the process is prepared,
-and `wake` checks again right before it signals. A pid descriptor ensures that both mean the same
-process.
+The signal would kill an unprepared process. So `Target.signal_number` checks that the process is
+prepared, and `wake` checks again right before it signals. A pid descriptor ensures that both checks
+and the signal concern the same process.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ _BLOCKING = {
     0: "read", 19: "readv", 43: "accept", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 202: "futex",
     247: "waitid", 288: "accept4",
 }  # fmt: skip
-"""System calls of x86-64 that a signal with SA_RESTART interrupts without a return to Python."""
+"""System calls of x86-64 that the kernel restarts after a signal with SA_RESTART, so that they do
+not return to Python."""
 
 
 class NotPrepared(ProfileError):
@@ -94,8 +95,8 @@ class Target:
         """Returns the number of the signal that the process handles.
 
         Raises:
-            NotPrepared: it was not prepared, or does not handle that signal now.
-            ProfileError: it is stopped, or has ended.
+            NotPrepared: the process was not prepared, or does not handle that signal now.
+            ProfileError: the process is stopped, or has ended.
         """
         status = self._status()
         self._check_state(status)

@@ -11,7 +11,7 @@ from fireflyer.haiprof.records import Frame, Header, RankProfile, StackRecord, S
 
 
 def py_spy() -> str | None:
-    """Returns the program, from this environment or PATH."""
+    """Returns the path of py-spy, in this environment or in PATH; None if it is not installed."""
     beside = Path(sysconfig.get_path("scripts")) / "py-spy"
     return str(beside) if beside.exists() else shutil.which("py-spy")
 

@@ -26,7 +26,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(before: Sequence[RankProfile], after: Sequence[RankProfile]) -> list[Change]:
-    """Returns the step and its phases, the largest change first; the whole step leads."""
+    """Returns the change of the whole step, then the changes of its phases, the largest first."""
     changes = [_change(name, before, after) for name in PHASES]
     changes.sort(key=lambda change: -abs(change.after_s - change.before_s))
     return [_change("step", before, after), *changes]
@@ -51,7 +51,7 @@ def _median(values: list[float]) -> float:
 
 
 def _error(values: list[float]) -> float:
-    """Returns the standard error of the median, from the median deviation."""
+    """Returns the standard error of the median, from the median absolute deviation."""
     if not values:
         return 0.0
     centre = median(values)

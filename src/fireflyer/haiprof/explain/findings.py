@@ -1,6 +1,7 @@
 """Rules that turn measures into findings, ranked by the time that could be saved.
 
-A finding compares ranks or phases with limits that healthy runs keep. Its evidence names the numbers.
+A finding reports that a rank or a phase exceeds a limit that healthy runs keep. Its evidence names
+the numbers.
 """
 
 from collections import Counter
@@ -18,17 +19,22 @@ FEWEST_STEPS = 5
 """Minimum number of steps for any finding."""
 
 SLOW_SHARE = 0.15
-"""Share of a step by which a rank must be slower than the others to be a finding."""
+"""Share of a step by which a rank must be slower than the others for a finding."""
 
 DATA_SHARE = 0.15
+"""Minimum share of the step for a finding about data. The shares below are the limits for
+communication, callbacks, unattributed time and locks."""
 COMMUNICATION_SHARE = 0.25
 CALLBACKS_SHARE = 0.05
 OTHER_SHARE = 0.10
 LOCK_SHARE = 0.10
 BLOCKED_SHARE = 0.05
 GPU_BUSY = 0.5
+"""Mean utilisation below which a GPU counts as idle."""
 LEAK_BYTES_A_STEP = 200_000
+"""Minimum growth of resident memory per step for a finding."""
 LEAK_FIT = 0.8
+"""Minimum r² of the straight line through the growth of memory."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +71,7 @@ def explain(profiles: Sequence[RankProfile]) -> list[Finding]:
 
 
 def verdict(profiles: Sequence[RankProfile]) -> str:
-    """Returns a sentence that names the phase that bounds the step."""
+    """Returns a sentence that names the two phases with the most time of a step."""
     ranks = [m for p in profiles if (m := RankMeasures(p)).steps]
     if not ranks:
         return "No training step was seen: no optimizer stepped during the session."
@@ -139,11 +145,12 @@ def _cause(one: RankMeasures, others: list[RankMeasures], phase: str) -> tuple[s
 
 
 def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Finding]:
-    """Yields the rank at an end of most connections with unacknowledged bytes, if all ranks wait.
+    """Yields a finding for the rank at one end of most connections with unacknowledged bytes, if
+    all ranks wait.
 
-    A slow cable delays bytes to its host and from it. So the slow rank is at one end of each
-    blocked connection. If the whole network is slow, each of n ranks is at an end of 2 in n blocked
-    connections.
+    A slow cable delays bytes to and from its host, so the slow rank is at one end of each blocked
+    connection. If the whole network is slow, each of n ranks is at one end of a share 2 / n of the
+    blocked connections.
     """
     step = median(m.step_s for m in ranks)
     waiting = paired.waiting()
@@ -162,7 +169,7 @@ def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Fi
         sentence=f"The network of rank {rank} is slow: all ranks wait {_time(waiting)} a step.",
         evidence=[
             f"{at[rank] / whole:.0%} of the connections that held bytes back begin or end at rank "
-            f"{rank}; evenly spread, it were {even:.0%}",
+            f"{rank}; if they were evenly spread, it would be {even:.0%}",
             f"communication takes {_percent(waiting, step)} of the step on every rank",
         ],
         gain_s=waiting,
@@ -171,8 +178,8 @@ def _slow_network(ranks: list[RankMeasures], paired: PairedSteps) -> Iterator[Fi
 
 
 def _blocked(ranks: list[RankMeasures]) -> Counter[tuple[int, int]]:
-    """Returns the share of the samples in which a connection had unacknowledged bytes, by its
-    ends."""
+    """Returns the share of the samples in which a connection had unacknowledged bytes, by the two
+    ranks that it connects."""
     found: Counter[tuple[int, int]] = Counter()
     addresses = _addresses(ranks)
     for one in ranks:
@@ -186,7 +193,8 @@ def _blocked(ranks: list[RankMeasures]) -> Counter[tuple[int, int]]:
 
 
 def _addresses(ranks: list[RankMeasures]) -> dict[str, int]:
-    """Returns the rank of each address: the only rank that has no connection to that address."""
+    """Returns the rank of each address: the only rank without a connection to that address, because
+    a rank does not connect to itself."""
     named: dict[str, set[int]] = {}
     for one in ranks:
         for sample in one.profile.samples.get("io", ()):
@@ -265,7 +273,7 @@ def _memory_growth(ranks: list[RankMeasures]) -> Iterator[Finding]:
             done = (sample.at_ns - rows[0].begin_ns) / 1e9 / one.mean_s
             if done >= 0 and "rss_bytes" in sample.values:
                 points.append((done, sample.values["rss_bytes"]))
-        points = points[len(points) // 5 :]  # the start of the session costs memory itself
+        points = points[len(points) // 5 :]  # the start of the session allocates memory, too
         slope, fit = line(points)
         if len(points) < 5 or slope < LEAK_BYTES_A_STEP or fit < LEAK_FIT:
             continue
@@ -304,8 +312,8 @@ def _gpu_idle(ranks: list[RankMeasures]) -> Iterator[Finding]:
 
 
 def _callbacks(ranks: list[RankMeasures]) -> Iterator[Finding]:
-    """Yields the time of callbacks in the mean step, because most callbacks are slow in few steps
-    only."""
+    """Yields a finding about callbacks. Compares means over the steps, not medians, because most
+    callbacks are slow in only a few steps."""
     step = sum(m.mean_s for m in ranks) / len(ranks)
     spent: dict[str, float] = {}
     for one in ranks:

@@ -23,7 +23,8 @@ class RankMeasures:
         }
         own = [row.seconds - row.phases.get("communication", 0.0) for row in steps]
         self.own_s = median(own) if steps else 0.0
-        """Time of a step in which this rank did not wait for others."""
+        """Median time of a step without its communication, in which the rank may wait for other
+        ranks."""
         self._first_ns = steps[0].begin_ns if steps else 0
         self.mean_s = sum(row.seconds for row in steps) / len(steps) if steps else 0.0
 
@@ -61,8 +62,8 @@ class RankMeasures:
         return sum(waiting.values()) / total, waiting.most_common(1)[0][0]
 
     def leaders(self, most: int = 3, phase: str | None = None) -> list[tuple[str, float]]:
-        """Returns the functions of the script with the most samples of the training thread, and
-        their shares of its samples, or of its samples within a phase."""
+        """Returns the functions with the most samples of the training thread, each with its share
+        of these samples. `phase`: count only samples within this phase."""
         spans = self._spans_of(phase)
         found: Counter[str] = Counter()
         total = 0
@@ -101,7 +102,7 @@ def growth(samples: Sequence[Sample], name: str) -> float:
 
 
 def line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Returns slope and r² of the line of least squares; (0, 0) if there is none."""
+    """Returns slope and r² of the line of least squares; (0, 0) if the points determine no line."""
     pairs = list(points)
     if len(pairs) < 3:
         return 0.0, 0.0

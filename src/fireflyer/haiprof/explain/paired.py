@@ -1,8 +1,8 @@
 """Steps that several ranks did together, compared within each step.
 
 On a shared machine, noise between steps can exceed the delay of a slow rank. But noise delays all
-ranks of a step alike, or each rank in some step. So ranks are compared within each step first, and
-then over the steps.
+ranks of a step alike, or different ranks in different steps. So ranks are compared within each step
+first, and then over the steps.
 """
 
 from bisect import bisect
@@ -13,12 +13,13 @@ from fireflyer.haiprof.explain.measures import RankMeasures
 from fireflyer.haiprof.phases import Row
 
 PARTS = 4
-"""Number of parts of a session; a slow rank must be late in each. A burst of other work ends
-sooner."""
+"""Number of parts of a session; a slow rank must be late in each part, because a burst of other
+work on the machine is shorter."""
 
 
 def own_s(row: Row) -> float:
-    """Returns the time of a step in which its rank did not wait for others."""
+    """Returns the time of a step without its communication, in which the rank may wait for other
+    ranks."""
     return row.seconds - row.phases.get("communication", 0.0)
 
 
@@ -66,7 +67,7 @@ class PairedSteps:
 
     def waiting(self) -> float:
         """Returns the median, over the steps, of the shortest communication time of any rank. The
-        rank with that time was the last to arrive, so it waited for the transfer alone.
+        rank with that time was the last to arrive, so it waited only for the transfer.
         """
         return median(
             min(row.phases.get("communication", 0.0) for row in step) for step in self.steps

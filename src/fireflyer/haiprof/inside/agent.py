@@ -1,7 +1,8 @@
 """Agent: the thread of a session in the profiled process.
 
-The agent detaches when the profiler asks for it or disappears, and at the latest when the requested
-time is over. It removes every hook and closes the socket; then the thread ends.
+The agent detaches when the profiler disappears or asks the agent to detach, and at the latest when
+the requested time is over. The agent then removes every hook and closes the socket, and the thread
+ends.
 """
 
 import contextlib
@@ -38,6 +39,7 @@ from fireflyer.haiprof.messages import (
 from fireflyer.rpc import FrameBuffer, frame
 
 FLUSH_NS = 100_000_000
+"""Interval between two batches of events."""
 SEND_TIMEOUT_S = 10.0
 """Time after which the agent detaches from a profiler that does not read."""
 
@@ -49,7 +51,8 @@ def serve(renew_lock: Callable[[], None]) -> None:
     """Runs one session with the profiler that waits for this process; returns if no profiler waits.
 
     Args:
-        renew_lock: called in a child that is forked during the session, so that it can be attached to.
+        renew_lock: called in a child that is forked during the session, so that a
+            profiler can attach to the child.
     """
     connection = _connect()
     if connection is None:
@@ -110,8 +113,8 @@ class Session:
         self._sampler = StackSampler(period) if period else None
         self._stacks: list[tuple[int, list[tuple[str, str, int]], bool]] = []
         self._samples: list[tuple[int, int, int, int]] = []
-        self._reducers: list[Any] = []  # of torch DDP, whose logging is on
-        self._searched = 0  # roots that were searched for reducers
+        self._reducers: list[Any] = []  # modules of torch DDP whose logging is on
+        self._searched = 0  # number of roots that were searched for reducers
         self._training_thread = 0
         self._failure = ""
         self._torch_known = False
@@ -167,8 +170,8 @@ class Session:
         self._undo.append(points.OptimizerHooks(buffer, self._at_step).undo)
 
     def _put_point_hooks(self) -> None:
-        """Installs hooks of modules that were imported since the last call, and at the first
-        step."""
+        """Installs hooks in modules that were imported since the last call. Also searches once more
+        after the first step."""
         loaded = (len(sys.modules), self._training_thread != 0)
         if loaded != self._looked_at:
             self._looked_at = loaded
@@ -225,7 +228,7 @@ class Session:
             if self._sampler is not None:
                 until = min(until, self._sampled_at + self._sampler.period_ns)
             if poll.poll(max(0, -(-(until - now) // 1_000_000))):
-                return  # the profiler sends nothing after its request, so it detaches or has died
+                return  # the profiler sends nothing after its request: it detaches, or has died
             now = time.monotonic_ns()
             if self._sampler is not None and now >= self._sampled_at + self._sampler.period_ns:
                 self._sample(now)

@@ -40,7 +40,8 @@ class EventBuffer:
         return self.log.dropped
 
     def label(self, key: object, name: str) -> int:
-        """Returns the number of a label; `key` identifies it, `name` is for people."""
+        """Returns the number of a label. `key` identifies the label, and `name` is its text in
+        reports."""
         number = self._labels.get(key)
         if number is None:
             number = min(len(self._labels), MOST_LABELS)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 
 class Base(NamedTuple):
-    """Base class of callbacks; `prefixes` begin the names of the methods that a Trainer calls."""
+    """Base class of callbacks. The names of the methods that a Trainer calls begin with one of
+    `prefixes`."""
 
     module: str
     name: str

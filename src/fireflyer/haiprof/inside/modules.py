@@ -3,7 +3,7 @@ then timed by hooks of their classes.
 
 A hook on every module would cost at least a microsecond a call. So `Module.__call__` is replaced
 for a few steps only, to find modules that no other module calls. Their classes get hooks; then the
-original `__call__` returns. Later searches of one step find new roots.
+original `__call__` is restored. Later searches of one step find new roots.
 """
 
 import sys
@@ -100,7 +100,7 @@ class RootModules:
             inside.add(ident)
             try:
                 if known is not None and known() is module:
-                    return original(module, *args, **kwargs)  # its own hooks record it
+                    return original(module, *args, **kwargs)  # the root's hook records the call
                 return self._first_call(original, module, args, kwargs)
             finally:
                 inside.discard(ident)

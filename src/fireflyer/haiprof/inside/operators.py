@@ -1,7 +1,7 @@
 """Operators of a few steps, through torch.profiler.
 
-torch's observer belongs to the thread that starts it. So it is started and stopped by the thread that
-trains, at the end of a step.
+torch's observer belongs to the thread that starts it. So the training thread starts and stops the
+observer, at the end of a step.
 """
 
 import sys
@@ -17,7 +17,7 @@ PART = 20_000
 
 
 class OperatorRecorder:
-    """Recording of `steps` steps, from the end of the next one."""
+    """Recording of `steps` steps, which begins at the end of the next step."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps

@@ -1,6 +1,6 @@
 """Functions of torch and Fireflyer that hooks time, and the hooks.
 
-A hook replaces an attribute of a module or class that is loaded already; nothing is imported for it.
+A hook replaces an attribute of a module or class that is loaded already; hooks import nothing.
 Setting an attribute is one atomic step, so calls in other threads see the old or the new function,
 never a mixture. Dictionaries of torch that are iterated during a call are never changed: a changed
 copy takes their place.
@@ -201,7 +201,7 @@ class OptimizerHooks:
 
     def __init__(self, buffer: EventBuffer, at_step: Callable[[int], int]) -> None:
         self._module = sys.modules["torch.optim.optimizer"]
-        self._id = -id(self)  # torch numbers hooks from 0
+        self._id = -id(self)  # negative, because torch numbers hooks from 0
 
         def label_of(optimizer: object) -> int:
             return buffer.label(id(optimizer), type(optimizer).__name__)

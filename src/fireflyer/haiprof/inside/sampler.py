@@ -80,13 +80,14 @@ class StackSampler:
 def acquires_lock(code: CodeType, offset: int) -> bool:
     """Returns whether the instruction at `offset` acquires a lock: `lock.acquire()`, `with lock:`.
 
-    A context manager written in Python would have a frame of its own.
+    A `with` in the innermost frame enters a native object such as a lock, because the entry into a
+    context manager written in Python has a frame of its own.
     """
     operation = dis.opname[code.co_code[offset]] if offset >= 0 else ""
     if operation != "BEFORE_WITH" and not (
         operation in ("CALL", "CALL_KW") and "acquire" in code.co_names
     ):
-        return False  # without the milliseconds that the list of instructions takes
+        return False  # early, because the list of instructions takes milliseconds
     before = [i for i in dis.get_instructions(code) if i.offset <= offset and i.opname != "CACHE"]
     if not before or before[-1].offset != offset:
         return False

@@ -17,7 +17,7 @@ class InfiniBand:
         ("symbol_error", "symbol_errors_total", 1),
         ("link_downed", "link_downed_total", 1),
     )
-    """File, name of the value, bytes per unit: the data counters count words of four bytes."""
+    """File, name of the value, and factor: the data counters count words of four bytes."""
 
     def __init__(self, pid: int, root: Path = Path("/sys/class/infiniband")) -> None:
         self._root = root
@@ -40,7 +40,8 @@ class InfiniBand:
 
 
 class Numa:
-    """Pages that were allocated on another NUMA node than the requesting node."""
+    """Pages that each NUMA node allocated as requested (numa_hit), in place of another node
+    (numa_miss), or for a process on another node (other_node)."""
 
     name = "numa"
     interval_s = 1.0

@@ -82,7 +82,7 @@ class Cpu(_OfProcess):
 class Memory(_OfProcess):
     """Memory of the process: resident, private, swapped; page faults.
 
-    The kernel takes milliseconds to add up a large process.
+    The kernel takes milliseconds to sum the pages of a large process.
     """
 
     name = "mem"
@@ -169,7 +169,8 @@ class InputOutput(_OfProcess):
         return waiting
 
     def _own_sockets(self) -> dict[str, set[str]]:
-        """Returns the numbers of the TCP sockets of this process, by the table that lists them."""
+        """Returns the inode numbers of the TCP sockets of this process, by the table that lists
+        them."""
         found: dict[str, set[str]] = {}
         folder = f"/proc/{self.pid}/fd"
         for name in os.listdir(folder):

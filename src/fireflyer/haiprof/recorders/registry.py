@@ -26,7 +26,8 @@ class Recorder(Protocol):
     interval_s: float
 
     def missing(self) -> str | None:
-        """Returns the reason why this machine or process has no such values; None if it has."""
+        """Returns the reason why this machine or process has no such values; None if the values
+        exist."""
         ...
 
     def sample(self) -> dict[str, float]:

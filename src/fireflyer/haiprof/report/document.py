@@ -46,7 +46,8 @@ def _rank(profile: RankProfile) -> dict[str, Any]:
 
 
 def _values(profile: RankProfile, recorder: str) -> dict[str, float]:
-    """Returns means of gauges and rates a second of counters."""
+    """Returns the mean of each gauge and the rate per second of each counter, without the values by
+    address (`blocked_`)."""
     samples = profile.samples[recorder]
     names = {name for sample in samples for name in sample.values if "blocked_" not in name}
     measures = RankMeasures(profile)

@@ -17,7 +17,8 @@ COLOURS = {
 """Colours of the phases that readers with colour-blindness can tell apart."""
 
 WIDTH, HEIGHT, LABEL, MOST_BARS = 720, 110, 18, 240
-"""Sizes of a drawing: width, height of bars over time, height of a line of text, most steps."""
+"""Sizes of a drawing in SVG units: width, height of the bars over time, height of a line of text.
+Then the maximum number of bars."""
 
 
 def page(report: dict[str, Any], profiles: Sequence[RankProfile]) -> str:

@@ -18,13 +18,15 @@ MEETING = datetime.timedelta(seconds=60)
 
 class GroupFactory:
     """Context in which the ranks connected by `groups` make process groups; all these ranks enter
-    it.
+    the context.
 
-    `groups` are the rows of a mesh, then its columns. Without `groups`, new groups contain only
-    this rank. If an exception leaves the context, the new groups are destroyed.
+    `groups` are this rank's groups along the rows of a mesh, then along its columns. Without
+    `groups`, new groups contain only this rank. If an exception leaves the context, the new groups
+    are destroyed.
 
-    The class uses its own store and names. The store of torch's default group dies with its host.
-    The names from `new_group` depend on a process's number of groups, which differs between ranks.
+    The class uses its own store, because the store of torch's default group dies with the host that
+    serves it. It also uses its own names: torch's names depend on the number of groups that a
+    process has made, which differs between ranks.
     """
 
     def __init__(self, *groups: hfreduce.ProcessGroupHFReduce) -> None:

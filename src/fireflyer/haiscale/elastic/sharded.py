@@ -31,8 +31,8 @@ class Shards:
     """Implementation of `elastic.training.Wrapper`.
 
     Attributes:
-        lost: error that is set while parameters have no values, because no rank's memory had some
-            rows.
+        lost: error while parameters have no values, because no surviving rank had some of their
+            rows in memory; else None.
     """
 
     def __init__(

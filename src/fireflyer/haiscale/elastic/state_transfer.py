@@ -20,7 +20,7 @@ from fireflyer.errors import ConfigError
 from fireflyer.haiscale.consistency import bytes_of
 
 CHUNK_BYTES = 8 << 20
-"""Maximum size of a transfer in bytes."""
+"""Maximum size of one broadcast in bytes."""
 
 Array = np.ndarray[Any, Any]
 _PLAIN = (type(None), bool, float, str, bytes)
@@ -71,7 +71,8 @@ def _node(item: Any, path: str, tensors: list[torch.Tensor | Array]) -> Any:
 
 
 def rebuild(description: bytes) -> tuple[Any, list[torch.Tensor | Array]]:
-    """Returns the state with new, uninitialised CPU tensors and arrays; also a list of these."""
+    """Returns the state with new, uninitialised CPU tensors and arrays, and the list of these
+    tensors and arrays."""
     tensors: list[torch.Tensor | Array] = []
     return _item(msgspec.msgpack.decode(description), tensors), tensors
 

@@ -1,7 +1,7 @@
 """Elastic training: if ranks are lost, the others continue in the same processes; new ranks may join.
 
 `Elastic` runs the steps of one model wrapper; docs/guide/training/haiscale-elastic.md describes the
-class in full. It accesses the model only through `Wrapper`, and the members only through
+class in full. `Elastic` accesses the model only through `Wrapper`, and the members only through
 `group.reform` (hfreduce).
 
 A rank's *progress* is 2k after k steps, and 2k+1 from the return of optimizer.step() to the end of
@@ -79,7 +79,7 @@ class Wrapper(Protocol):
     lost: ShardsLost | None
     """Error to raise if dead members held the only copy of some parameters; else None.
 
-    After it a checkpoint must be loaded.
+    After this error a checkpoint must be loaded.
     """
 
     def drop(self) -> None:
@@ -119,10 +119,10 @@ class Elastic:
         fenced: functions called with the new generation after each reform, before other work
             continues.
         begun: functions called at the beginning of each step with the generation and the number of
-            steps begun in it, including this one. Both are the same on all members.
-        patience_s: how long the others wait in a reform for a rank that is not known to be dead;
-            then they continue without it.
-        forming_s: time limit to reach a quorum.
+            steps begun in that generation, including this step. Both are the same on all members.
+        patience_s: seconds that the other ranks wait in a reform for a rank that is not known to be
+            dead; then they continue without that rank.
+        forming_s: time limit in seconds to reach a quorum.
         restore: loads the newest checkpoint into the model, the optimizer and the carried objects,
             and returns its number of steps. Called on all ranks if lost ranks had shards that no
             other rank has. None: `step` then raises ShardsLost.
@@ -196,13 +196,14 @@ class Elastic:
     def step(self, weight: int | None = None) -> Iterator[SampleWeights]:
         """Runs a step as a context: at most one optimizer.step(), and all its communication.
 
-        If a rank is lost, the body ends there and the other ranks reform. After that, `steps` tells
-        the loop if the step was done.
+        If a rank is lost, the waiting operation raises an error, which ends the body. The context
+        handles the error: the other ranks reform. After that, `steps` tells the loop if the step
+        was done.
 
         Args:
-            weight: this rank's number of samples, if ranks have unequal parts; given on all ranks
-                or on none. If `redivide` changes the weight, set it within the step, before the
-                backward, as an attribute of the context's value.
+            weight: this rank's number of samples, if ranks have unequal parts of the batch; given
+                on all ranks or on none. If `redivide` changes the weight, set the attribute
+                `weight` of the context's value within the step, before the backward.
 
         Raises:
             ShardsLost: lost ranks had values that no other rank has, and `restore` is None.
@@ -246,7 +247,7 @@ class Elastic:
             )
 
     def _only_makes_state(self) -> bool:
-        """Returns True if this step is torch's and not the user's.
+        """Returns True if torch makes this optimizer step, not the script.
 
         `get_state_dict` sets learning rates to 0 and steps once, so that the optimizer makes its state.
         """
@@ -391,7 +392,8 @@ class Elastic:
         return 0
 
     def _permitted(self, minority: bool) -> tuple[bool, Exception | None]:
-        """Returns (True if these members may continue, the query's error). Rank 0 decides."""
+        """Returns True if these members may continue, and the error of the call of `permit`. Rank 0
+        decides."""
         if self.permit is None or self._group.rank() != 0:
             return True, None
         members = tuple(address.partition("/")[0] for address in self._group.join_addresses)

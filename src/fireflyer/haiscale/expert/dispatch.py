@@ -1,8 +1,9 @@
 """Dispatch of tokens to experts, and combination of the results: a token goes once to each host.
 
-A token crosses the network once for each host that has one of its experts. It goes to the rank that
-has the sender's place on that host, which forwards it once to each rank of the host that needs it.
-On the way back, each host sums the results of a token and sends one row.
+A token crosses the network once for each host that has one of its experts. The receiver is the rank
+that has the same index among the ranks of its host as the sender. The receiver forwards the token
+once to each rank of its host that needs it. On the way back, each host sums the results of a token
+and sends one row.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class _Hop:
-    """One exchange of rows, with the data that its way back needs."""
+    """One exchange of rows, with the data that its way back needs.
+
+    Attributes:
+        rows: number of rows before the exchange.
+        taken: for each sent row, its index among the rows before the exchange.
+        sent, received: number of rows to and from each rank.
+    """
 
     group: hfreduce.ProcessGroupHFReduce
     rows: int

@@ -18,7 +18,8 @@ NAMES = ("gate", "up", "down")
 
 
 class Experts(ShardedLayer):
-    """SwiGLU experts: down(silu(gate x) * up x). Each rank holds `slots / ranks` of them.
+    """SwiGLU experts: down(silu(gate x) * up x). Each rank holds the experts of `slots / ranks`
+    slots.
 
     States hold all experts in the order of their numbers, regardless of their slots: (experts,
     ...).
@@ -38,7 +39,7 @@ class Experts(ShardedLayer):
         self.groups = ExpertGroups(self.group)
         self.experts, self.local = experts, slots // self.group.size()
         self.phy2log = torch.arange(slots) % experts
-        word = torch.randint(2**31, (1,))  # equal experts on any number of ranks
+        word = torch.randint(2**31, (1,))  # seed: equal experts on any number of ranks
         self.groups.run(dist.broadcast, word, group=self.group, group_src=0)
         shapes = {
             "gate": (hidden, features),
@@ -101,7 +102,8 @@ class Experts(ShardedLayer):
         self.phy2log = phy2log.clone()
 
     def _moved(self, tensor: torch.Tensor, phy2log: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's rows of `tensor` if the slots are `phy2log`. Collective."""
+        """Returns the rows of `tensor` that this rank holds if the slots become `phy2log`.
+        Collective."""
         ranks, me = self.group.size(), self.group.rank()
         source = {int(e): s for s, e in reversed(list(enumerate(self.phy2log.tolist())))}
         wanted = phy2log.view(ranks, -1).tolist()  # experts by rank

@@ -34,7 +34,8 @@ class ExpertGroups:
 
     Attributes:
         everyone: all ranks of the mesh.
-        rail: ranks with this rank's place on their hosts, one per host, in the order of hosts.
+        rail: ranks with the same place (index among the ranks of a host) as this rank, one per
+            host, in the order of hosts.
         node: ranks of this host.
         host_of, place_of: host, and place on that host, by rank of `everyone`.
     """
@@ -78,9 +79,10 @@ class ExpertGroups:
         received: list[int],
         group: hfreduce.ProcessGroupHFReduce,
     ) -> torch.Tensor:
-        """Sends the first `sent[0]` rows to rank 0, the next `sent[1]` to rank 1, ... Collective.
+        """Sends the first `sent[0]` rows to rank 0, the next `sent[1]` rows to rank 1, and so on.
+        Returns the received rows in the order of the sending ranks.
 
-        Not differentiable.
+        Collective. Not differentiable.
         """
         if group.size() == 1:
             return rows

@@ -23,7 +23,7 @@ class MoE(Uncopied):
     The constructor is collective. Each rank of the mesh has its own tokens.
 
     Args:
-        features, hidden: widths of tokens, and inside an expert.
+        features, hidden: width of a token, and width inside an expert.
         experts: number of experts, a multiple of the number of ranks.
         top_k: number of experts per token, at most 255.
         shared: number of experts that every token uses; replicated.
@@ -143,7 +143,8 @@ class MoE(Uncopied):
 
 
 def average_gradients(module: nn.Module, data: ProcessGroup | None = None) -> None:
-    """Averages gradients, so that they belong to the mean of all ranks' losses. Collective.
+    """Averages gradients: afterwards they are the gradients of the mean of all ranks' losses.
+    Collective.
 
     Gradients of experts are averaged over the ranks that hold the same experts, all other gradients
     over all ranks.

@@ -2,7 +2,7 @@
 
 The next replica always goes to the expert whose replicas carry the greatest load. Replicas go to
 devices heaviest first, each to the least loaded device with space. Then swaps lower the load of the
-fullest device.
+device with the greatest load.
 """
 
 import heapq
@@ -50,7 +50,9 @@ def rebalance_experts(
         num_gpus: number of devices of all machines.
 
     Raises:
-        ConfigError: the counts do not divide as above, or `weight` is not a matrix of loads.
+        ConfigError: `num_gpus` does not divide `num_replicas`, `num_nodes` does not divide
+            `num_gpus`, `num_groups` does not divide the experts, or `weight` is not a matrix of
+            loads.
     """
     loads = _checked(weight, num_replicas, num_groups, num_nodes, num_gpus)
     if num_groups % num_nodes:
@@ -130,7 +132,8 @@ def _replicate(loads: Loads, slots: int) -> Indices:
 
 
 def _pack(loads: Loads, bins: int) -> Indices:
-    """Distributes items over bins with equal counts; returns the items of each, (bins, count)."""
+    """Distributes items over bins, the same number to each bin. Returns the items of each bin:
+    (bins, items per bin)."""
     room = loads.size // bins
     packed = numpy.zeros((bins, room), numpy.int64)
     if room == 1 or bins == 1:
@@ -148,7 +151,8 @@ def _pack(loads: Loads, bins: int) -> Indices:
 
 
 def _swap(loads: Loads, packed: Indices) -> None:
-    """Swaps items of the fullest bin for lighter items elsewhere while the bin's load falls."""
+    """Swaps items of the bin with the greatest load for lighter items of other bins, while that
+    load falls."""
     items: Any = loads[packed]
     totals = items.sum(1)
     while True:

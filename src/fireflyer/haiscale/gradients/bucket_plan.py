@@ -6,7 +6,8 @@ from collections.abc import Sequence
 DEFAULT_BUCKET_BYTES = 2 << 20
 """Default size at which a bucket is closed."""
 PIECE_BYTES = 8 << 20
-"""Size of a piece in bytes. A large parameter can make a bucket larger; it is reduced in pieces."""
+"""Size of a piece in bytes. A large parameter can make a bucket larger; such a bucket is reduced in
+pieces."""
 
 
 def plan(

@@ -20,8 +20,9 @@ class Bucket:
             views, because the script may give the tensor `grad` other memory (`p.grad.data = ...`).
         missing: number of gradients that this backward has not produced yet.
         pieces: parts of `flat`, reduced one after the other. `flat` is cut only if a large
-            parameter makes it far larger than a normal bucket. Otherwise more urgent gradients
-            could not overtake it, because a running reduction cannot be interrupted.
+            parameter makes it far larger than a normal bucket. Without the cut, more urgent
+            gradients would wait for the whole bucket, because a running reduction cannot be
+            interrupted.
         works: reductions of the pieces, from their start until the wait for them has ended.
     """
 
@@ -48,7 +49,8 @@ class Bucket:
         self._own_uses = uses(self.flat)
 
     def begin(self) -> None:
-        """Takes new memory if the script still holds gradients that it has removed from `grad`."""
+        """Takes new memory if the script still holds gradients that are no longer any parameter's
+        `grad`."""
         if uses(self.flat) > self._own_uses and not any(
             p.grad is not None and p.grad.is_set_to(view)
             for p, view in zip(self.parameters, self.views, strict=True)

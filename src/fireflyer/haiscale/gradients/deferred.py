@@ -51,7 +51,8 @@ _SAFE = {
 }
 """Functions that read neither value nor gradient."""
 _CALLER = 2
-"""Number of frames from `__torch_function__` to its caller; one is `torch.compiler.disable`'s."""
+"""Number of frames from `__torch_function__` to its caller, including a frame of
+`torch.compiler.disable`."""
 
 
 class DeferredMixin:

@@ -14,7 +14,8 @@ _LOCAL: Any = DTensor.__dict__["_local_tensor"]
 
 
 class DeferredShard(deferred.DeferredMixin, DTensor):
-    """Pending DTensor: torch functions wait in `Waits`, its own methods in `_local_tensor`."""
+    """Pending DTensor: torch functions wait in `DeferredMixin`, methods of DTensor wait in
+    `_local_tensor`."""
 
     __slots__ = ()
 

@@ -98,8 +98,8 @@ class Reducer:
     Args:
         named: the parameters that require gradients, by name, in the model's order.
         times: times to which the reducer adds.
-        leaving: agreement on leaving; one byte of the mask is for it. The reducer calls `learn`
-            when all ranks have read the same masks.
+        leaving: vote of the ranks on leaving the run, which has one byte of the mask. The reducer
+            calls `learn` when all ranks have read the same masks.
         sample_weights: weights of ranks with unequal parts of a batch; also part of the mask.
 
     Attributes:
@@ -141,8 +141,8 @@ class Reducer:
         ]
 
     def start_deferring(self, optimizer: Optimizer) -> None:
-        """Switches to deferred mode: a first use waits for a bucket and steps the optimizer's
-        bucket."""
+        """Switches to deferred mode: the first use of a parameter waits for its bucket, and steps
+        the bucket if the script has called `optimizer.step()`."""
         self._split = SplitOptimizer(
             optimizer,
             lambda: [*self._flights.values()],
@@ -171,7 +171,8 @@ class Reducer:
         }
 
     def before_forward(self) -> None:
-        """Orders buckets once, after the first backward, as rank 0 saw gradients become ready."""
+        """Lays the buckets out anew once, after the first backward, in the order in which gradients
+        became ready on rank 0."""
         if self.replaced:
             raise ConfigError("the module was wrapped again: use the newer wrapper")
         if self.in_backward:
@@ -197,10 +198,10 @@ class Reducer:
             self._ready(index)
 
     def _join(self, index: int) -> None:
-        """Adds a gradient to that of the last backward, which is still in flight.
+        """Adds a new gradient to the gradient of the last backward, which is still in flight.
 
         No code has used the parameter since then, not even a forward. autograd has put the new
-        gradient in the place where the earlier one will arrive.
+        gradient into `grad`, where the earlier gradient will arrive.
         """
         bucket, _ = self._place[index]
         if bucket.number not in self._flights:
@@ -304,7 +305,8 @@ class Reducer:
             _log.warning("rank %d has gradients that are not finite: %s", rank, ", ".join(bad))
 
     def _finish(self) -> None:
-        """Ends a backward: reduces the other buckets, and waits for those that are not deferred."""
+        """Ends a backward: reduces the remaining buckets, and waits for buckets that are not
+        deferred."""
         while self._next < len(self.buckets):
             bucket = self.buckets[self._next]
             for position, index in enumerate(bucket.indexes):
@@ -407,8 +409,8 @@ class Reducer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Releases both without waiting; drops operations in flight, because the group may have
-        failed."""
+        """Releases the parameters and the optimizer without waiting. Drops operations in flight,
+        because the group may have failed."""
         for bucket in self.buckets:
             bucket.works = []
             deferred.restore(bucket.parameters)

@@ -1,8 +1,8 @@
 """Sample weights for ranks with unequal parts of a global batch, and a flag for newcomers.
 
 The reduction that ends each backward carries both in its *tail* (`suspend_vote.MaskTail`), which is
-reduced with MAX. Byte 0 tells that newcomers wait at the member. After that, each rank has 8 bytes
-for its weight; the other ranks leave these bytes zero.
+reduced with MAX. Byte 0 is 1 if newcomers wait at the member that wrote the tail. After that, each
+rank has 8 bytes for its weight; the other ranks leave these bytes zero.
 
 The gradient becomes the mean over all samples. Let w be this rank's weight and v the ranks' mean
 weight. A gradient is multiplied by w/v before the average over the ranks, so the average is sum(w

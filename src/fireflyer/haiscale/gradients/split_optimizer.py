@@ -287,7 +287,8 @@ def _is_torchs(code: Any) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    """Returns True if a class attribute is code of the class; torch puts its own `step` there."""
+    """Returns True if a class attribute is code of the class itself. Torch's wrapped `step`, which
+    torch stores in the class, does not count."""
     if callable(value):
         return not _is_torchs(inspect.unwrap(value))
     return hasattr(value, "__get__")

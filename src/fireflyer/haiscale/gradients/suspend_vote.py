@@ -101,8 +101,8 @@ class SuspendVote:
     def learn(self) -> None:
         """Makes the answers count.
 
-        Every rank must call it after the same backward, once it has read all tails that it
-        wrote.
+        Every rank must call this method after the same backward, once the rank has read all tails
+        that it wrote.
 
         Raises:
             CollectiveError: another rank's `should_suspend` failed; that rank gets its own error.

@@ -1,9 +1,9 @@
 """Waits in functions by which torch reads a tensor without calling its `__torch_function__`.
 
 While parameters are pending, these functions are replaced. A replacement first makes the pending
-parameters among its arguments arrive. Scripted code may hold any parameter, so it makes all
-parameters arrive. Modules that hold such a function under their own name (`from torch import
-tensor`) get the replacement, too.
+parameters among its arguments arrive. Scripted code may hold any parameter, so a call of scripted
+code makes all pending parameters arrive. Modules that hold such a function under their own name
+(`from torch import tensor`) get the replacement, too.
 """
 
 import functools
@@ -21,7 +21,8 @@ from fireflyer.torch_internals import core, distributed
 
 Call = Callable[..., Any]
 Arrive = Callable[[Any], None]
-"""Function that makes the pending parameters among its arguments arrive; None: all of them."""
+"""Function that makes the pending parameters among its arguments arrive; None: all pending
+parameters."""
 
 Place = tuple[Any, str, Any, Any]
 """Owner of a function, its name, the owner's attribute (None: inherited), and the replacement."""

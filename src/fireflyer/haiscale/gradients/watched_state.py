@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 _RECONSTRUCTOR: Any = copyreg._reconstructor  # type: ignore[attr-defined]
 _SETTLE = "_fireflyer_settle"
-"""Name of the attribute with the function that waits for pending steps; it ends with the
-optimizer."""
+"""Name of the optimizer's attribute with the function that waits for pending steps. As an
+attribute, the function is freed with the optimizer."""
 
 
 def watch(optimizer: Optimizer, settle: Callable[[], None]) -> None:

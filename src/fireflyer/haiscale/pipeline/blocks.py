@@ -1,10 +1,10 @@
 """Division of a module that calls a list of blocks, without changes to its code.
 
 Every stage runs the module's own forward. Modules of other stages are replaced. A block before the
-stage's own blocks returns the hidden states that the previous stage sent. The first block after
-them ends the forward. A module that the model calls before its blocks returns a tensor with the
-shape of the hidden states. So each stage computes masks and rotary embeddings from the model's
-inputs.
+stage's own blocks returns the hidden states that the previous stage sent. The first block after the
+stage's own blocks ends the forward. Modules that the model calls before its blocks are replaced in
+later stages: the replacement returns a tensor with the shape of the hidden states. So each stage
+computes masks and rotary embeddings from the model's inputs.
 """
 
 import time
@@ -123,7 +123,8 @@ class Outline:
     Attributes:
         names: names of the module's inputs.
         blocks: the blocks, in order.
-        homes: FIRST, LAST, or both, by name of each module outside the blocks with parameters.
+        homes: stages that hold each module with parameters outside the blocks, by the module's
+            name: FIRST, LAST or both.
         seconds: time before the blocks, of each block, and after the blocks.
         output: tensors that the module returned.
     """
@@ -142,8 +143,8 @@ class Outline:
         return tuple(self.inputs)
 
     def parameters(self) -> list[float]:
-        """Returns the number of parameters of each block; parameters outside count for the end
-        blocks."""
+        """Returns the number of parameters of each block; parameters outside the blocks count for
+        the first or the last block."""
         found = [float(sum(p.numel() for p in block.parameters())) for block in self.blocks]
         for name, homes in self.homes.items():
             count = sum(p.numel() for p in self.module.get_submodule(name).parameters())
@@ -152,7 +153,8 @@ class Outline:
         return found
 
     def times(self) -> list[float]:
-        """Returns the seconds of each block; time outside the blocks counts for the end blocks."""
+        """Returns the seconds of each block; time outside the blocks counts for the first or the
+        last block."""
         before, *each, behind = self.seconds
         each[0] += before
         each[-1] += behind
@@ -215,8 +217,8 @@ def _twin(module: Any, prefix: str, others: Mapping[str, nn.Module], end: bool) 
     """Returns a copy whose modules in `others` are replaced; the copy shares all other objects.
 
     Args:
-        end: this is the first stage or the last one. Others get no parameter that the copied
-            modules hold themselves, but a tensor of its shape without memory.
+        end: True for the first and the last stage. In other stages, parameters that the copied
+            modules hold directly are replaced by tensors of the same shape without memory.
     """
     twin = module.__new__(type(module))
     twin.__dict__ = dict(module.__dict__)
@@ -396,7 +398,8 @@ def _place(
     called: Mapping[str, set[str]],
     homes: dict[str, set[str]],
 ) -> None:
-    """Fills the homes of the outermost modules that are called; uncalled ones lie on both ends."""
+    """Fills `homes` for the outermost modules that are called. Modules that are never called belong
+    to the first and the last stage."""
     for name, child in module.named_children():
         full = f"{prefix}{name}"
         if full == path or next(child.parameters(), None) is None:

@@ -149,7 +149,8 @@ class Pipeline(Uncopied):
         """Runs a check on all ranks. Collective.
 
         Returns:
-            The check's (name, value) pairs of all ranks; None is a value that a rank does not know.
+            The values by name that the checks of all ranks returned. A check returns (name, value)
+            pairs; a value that its rank does not know is None.
 
         Raises:
             ConfigError: the check failed on some rank, or the ranks' results differ.
@@ -539,7 +540,8 @@ class GPipe(Pipeline):
 
 
 class PipeDream(Pipeline):
-    """One forward, one backward (1F1B): a stage keeps one live activation per stage after it."""
+    """One forward, one backward (1F1B): a stage keeps at most one live activation for itself and
+    for each later stage."""
 
     kind = schedules.PIPEDREAM
 

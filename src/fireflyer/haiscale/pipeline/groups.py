@@ -1,4 +1,5 @@
-"""Process groups of a training run with pipelines, arranged by the sharing of network cards."""
+"""Process groups of a training run with pipelines; the arrangement decides which ranks share a
+network card."""
 
 from collections.abc import Sequence
 

@@ -60,7 +60,8 @@ class Pass:
         return self.outputs
 
     def lose(self, criterion: Callable[..., Any], labels: Sequence[Any], divisor: int) -> Any:
-        """Replaces the outputs by the loss; returns the loss before the division."""
+        """Replaces the outputs by the loss divided by `divisor`; returns the loss before the
+        division."""
         try:
             loss = criterion(*self.outputs, *labels)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -86,7 +87,7 @@ class Pass:
         return self._input_gradients()
 
     def backward_input(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the gradients of the inputs; `backward_weight` computes those of the
+        """Returns the gradients of the inputs; `backward_weight` computes the gradients of the
         parameters."""
         self._gradients = list(gradients)
         if not any(value.requires_grad for value in self.inputs):

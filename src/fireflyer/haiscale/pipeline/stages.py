@@ -56,8 +56,9 @@ def partition(
         num_model_chunks: number of stages per rank, for `Interleaved1F1B`.
         blocks: name of the module's ModuleList of blocks, for example "model.layers". Modules
             called before the blocks go to the first stage, modules called after them to the last.
-        sample: input of `module` for "time"; with `blocks`, a dict of inputs whose names are those
-            of a step's inputs. Default: the module's `dummy_inputs`. A sample runs twice.
+        sample: input of `module` for "time"; with `blocks`, a dict of inputs by name, with the same
+            names as the inputs of a step. Default: the module's `dummy_inputs`. With `blocks`, the
+            module and then its stages run the sample, as a check.
 
     Raises:
         ConfigError: the module is not sequential and `blocks` is None, the module's code outside

@@ -29,6 +29,7 @@ class Incoming:
     Args:
         post: starts the receive of tensors under a tag.
         tags: tags of the messages to receive.
+        layout: shape and dtype of the tensors of each message.
     """
 
     def __init__(

@@ -23,8 +23,9 @@ class Plan:
 
     Attributes:
         step_s: seconds per step.
-        bubble: share of the step in which a rank idles in the pipeline's ramps.
-        memory_bytes: bytes of the fullest rank, by kind.
+        bubble: share of the step in which a rank idles while the pipeline fills and drains (its
+            ramps).
+        memory_bytes: bytes of the rank that needs the most memory, by kind.
         bytes_per_nic: bytes that the busiest card sends in a step.
         compute_s, allreduce_s: parts of the step: the computation of a rank, and the exposed time
             of the sum over replicas.
@@ -48,13 +49,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Costs of one micro-batch on the largest stage, in seconds.
+    """Costs of one micro-batch on the largest stage; times in seconds.
 
     Attributes:
         forward, inputs, weights: times of the forward, the input gradient and the weight gradient.
-        compute: computation in all three.
+        compute: computation in the three together, without exchanges.
         message: bytes of the activations between two stages.
-        routed: bytes that a rank sends to other hosts for experts, in all three.
+        routed: bytes that a rank sends to other hosts for experts, in the three together.
     """
 
     forward: float
@@ -129,7 +130,7 @@ class _Block:
 def _exposed_s(
     model: Model, parameters: float, reduce_s: float, batches: int, batch_s: float
 ) -> float:
-    """Returns the seconds by which the sum over replicas exceeds backward, with one stage.
+    """Returns the seconds by which the sum over replicas outlasts backward, with one stage.
 
     Args:
         parameters: number of a rank's parameters.
@@ -206,8 +207,9 @@ def _stage(
     forward = flops / (cluster.flops * model.efficiency)
     message = layout.micro * model.sequence * model.hidden * WEIGHT_BYTES
     link = cluster.pair if layout.tp == 2 else cluster.bus
-    sums = 2 * 2 * (layout.tp - 1) / layout.tp * message * layers / link  # two per layer and pass
-    tokens = 2 * message * layers  # to experts and back, if each token goes to one other place
+    # Two sums per layer in forward, and two in the input gradient.
+    sums = 2 * 2 * (layout.tp - 1) / layout.tp * message * layers / link
+    tokens = 2 * message * layers  # to experts and back, if each token goes to one other rank
     hosts, ranks = _others(model, cluster, rows)
     routed = tokens * hosts
     on_card = routed * _sharers(cluster, rows) / cluster.card
@@ -239,8 +241,8 @@ def _others(
 
 
 def _spread(model: Model, parts: int) -> float:
-    """Returns the expected number of other parts of all experts that hold one of a token's
-    experts."""
+    """Returns the expected number of parts to which a token is sent, if all experts are divided
+    into `parts` equal parts. The part with the token itself does not count."""
     if parts == 1:
         return 0.0
     away = model.experts - model.experts // parts
@@ -254,7 +256,8 @@ def _sharers(cluster: Cluster, rows: dict[str, list[list[int]]]) -> int:
 
 
 def _activations(model: Model, layout: Layout, shape: schedules.Schedule, message: float) -> float:
-    """Returns the bytes of kept stage inputs, and of all activations of one recomputed layer."""
+    """Returns the bytes of all kept layer inputs plus those of all activations of one recomputed
+    layer."""
     live = max(schedules.published_activations(shape))
     layer = 17 * message + 5 * model.heads * model.sequence**2 * layout.micro
     inputs = -(-model.layers // (layout.pp * layout.chunks))

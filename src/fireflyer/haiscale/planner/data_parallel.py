@@ -85,7 +85,8 @@ def ddp(
     Args:
         deferred: True: the next forward waits for the buckets, and the bucket started last has the
             highest priority. False: the end of backward waits for all buckets.
-        before_s: seconds of the micro-batches before the last one; their gradients only add up.
+        before_s: seconds of the micro-batches before the last one, whose gradients are only
+            accumulated.
     """
     layer_of = [n for n, layer in enumerate(training.layers) for _ in layer.sizes]
     sizes = [size for layer in training.layers for size in layer.sizes]

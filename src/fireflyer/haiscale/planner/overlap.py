@@ -1,7 +1,7 @@
 """Overlap of a rank's computation with its communication, in simulated time. Pure.
 
 A rank's program is a list of instructions. A channel carries one communication at a time: the
-waiting one with the highest priority. Channels share the line between hosts evenly.
+waiting one with the highest priority. Channels share the network link between hosts evenly.
 """
 
 import heapq
@@ -14,7 +14,7 @@ class Compute(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start of a communication, which takes `seconds` if it has the line alone."""
+    """Start of a communication, which takes `seconds` if no other channel uses the link."""
 
     channel: str
     name: object
@@ -33,8 +33,8 @@ class StepEnds(NamedTuple):
 Instruction = Compute | Start | Wait | StepEnds
 
 
-class _Line:
-    """Line between hosts, in simulated time.
+class _Link:
+    """Network link between hosts, in simulated time.
 
     Attributes:
         now: simulated time in seconds.
@@ -93,15 +93,15 @@ def simulate(program: Iterable[Instruction]) -> list[float]:
     Raises:
         ValueError: the program waits for a communication that was not started.
     """
-    line, ends = _Line(), []
+    link, ends = _Link(), []
     for instruction in program:
         match instruction:
             case Compute(seconds):
-                line.compute(seconds)
+                link.compute(seconds)
             case Start():
-                line.start(instruction)
+                link.start(instruction)
             case Wait(name):
-                line.wait(name)
+                link.wait(name)
             case StepEnds():
-                ends.append(line.now)
+                ends.append(link.now)
     return ends

@@ -1,4 +1,4 @@
-"""Timelines of schedules as charts of a page, with planned above measured ones. Pure."""
+"""Timelines of schedules as charts of a page, planned timelines above measured ones. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             experts.
         batch: number of sequences per step.
         efficiency: share of the GPUs' `flops` that a stage reaches while it computes.
-        pp: number of pipeline stages if a layout does not give one.
+        pp: number of ranks of a pipeline if a layout does not give `pp`.
         experts, top_k: number of routed experts of a layer, and number of them that a token passes;
             0: none.
         expert_parameters: number of parameters of all routed experts of all layers.
@@ -63,6 +63,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Division of a run over its GPUs.
 
     Attributes:
+        pp: number of ranks of a pipeline.
+        dp: number of data-parallel replicas.
         micro: number of sequences in a micro-batch.
         chunks: number of stages per rank.
         tp: number of GPUs of a node that share each layer.
@@ -99,8 +101,8 @@ MODELS = {
     "deepseek-moe-16b": Model(28, 2048, 16, 16.4e9, 2.8e9, 4096, 4608, 0.0, 10, 64, 6, 14.95e9),
     "gpt2-medium": Model(24, 1024, 16, 0.355e9, 0.355e9, 1024, 512, 0.45, 1),
 }
-"""Presets of models. An efficiency of 0 means that it is calibrated from the first of the model's
-points.
+"""Presets of models. An efficiency of 0 means that the efficiency is calibrated from the model's
+first point in PAPER.
 
 DeepSeekMoE-16B has 64 routed experts of 8.65e6 parameters in each of 27 layers; a token passes 6 of
 them (arXiv 2401.06066).

@@ -31,8 +31,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def search(model: Model, cluster: Cluster, gpus: int) -> tuple[list[Plan], int]:
-    """Returns the plans that fit the GPUs' memory, fastest first, and the number of those that do
-    not.
+    """Returns the plans that fit the GPUs' memory, fastest first, and the number of plans that do
+    not fit.
 
     Raises:
         ConfigError: no layout fits.

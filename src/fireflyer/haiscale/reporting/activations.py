@@ -12,7 +12,8 @@ from fireflyer.torch_internals.core import DisableTorchFunctionSubclass
 
 
 class Activations:
-    """Counts storages that autograd holds, each once, from forward until backward frees them.
+    """Counts the bytes of storages that autograd holds, each once, from forward until backward
+    frees them.
 
     These do not count: parameters, buffers, gathered parameters of sharded units, and tensors that
     activation checkpointing discards. Tensors that the loss saves outside the module's forward are
@@ -93,15 +94,15 @@ def _unpack(saved: _Saved) -> torch.Tensor:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    with DisableTorchFunctionSubclass():  # an address is not a value: do not wait
+    with DisableTorchFunctionSubclass():  # no wait: an address is not a value
         return {_storage(tensor)[0] for tensor in tensors}
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns address and size in bytes of the tensor's storage.
 
-    Returns zeros for a tensor without its own storage: one of another layout, or one that consists
-    of other tensors.
+    Returns zeros for a tensor without its own storage: a tensor of another layout, or a tensor that
+    consists of other tensors.
     """
     if tensor.layout is not torch.strided or tensor.data_ptr() == 0:
         return 0, 0

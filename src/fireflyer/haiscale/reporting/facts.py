@@ -25,7 +25,7 @@ class Facts:
         deferred: True if communication continues into the next forward.
         sharded: True if parameters are divided among ranks.
         parameter_bytes, gradient_bytes: memory that this rank keeps.
-        must_send: this rank's share of the minimum that its host has to send.
+        must_send: this rank's share of the minimum number of bytes that its host has to send.
         must_gather: part of `must_send` for parameters.
         element_bytes: size of a gradient element between hosts.
         gathered_bytes: size of a parameter element between hosts.
@@ -89,10 +89,10 @@ def wire_bytes(dtype: torch.dtype, wire: str | None) -> float:
 
 
 def bytes_to_send(size: float, group: hfreduce.ProcessGroupHFReduce) -> float:
-    """Returns this rank's share of S(H-1)/H.
+    """Returns this rank's share of the bytes that its host must send: S(H-1)/H.
 
-    Of S bytes, a host sends that many in a reduce-scatter or an all-gather over H hosts. An
-    allreduce consists of both.
+    S is `size` and H is the number of hosts. A host sends this number of bytes in a reduce-scatter
+    or an all-gather of S bytes. An allreduce consists of both.
     """
     hosts = group.hosts
     mine = next(ranks for ranks in hosts if group.rank() in ranks)

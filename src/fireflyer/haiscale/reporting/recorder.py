@@ -127,7 +127,7 @@ class Recorder:
             if not self._first:
                 self.sums.add(self._open)
             self._first, self._open = False, Sums()
-        self._queued = False  # still True after a failed backward
+        self._queued = False  # a failed backward leaves it True
         if self.activations is not None and torch.is_grad_enabled():
             self._watching = self.activations.watch()
             self._watching.__enter__()
@@ -152,8 +152,8 @@ class Recorder:
             queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
-        """Queues itself again after the callbacks that backward queued: the reducer waits in one of
-        them."""
+        """Queues itself once more, so that it runs after the callbacks that backward queued. The
+        reducer waits in one of those callbacks."""
         if self._queued:
             self._queued = False
             queue_callback(self._backward_ends)

@@ -1,8 +1,8 @@
 """Spans for torch's profiler: which bucket or unit a collective or a wait belongs to.
 
-The names are `haiscale:all_reduce bucket 3`, `haiscale:wait unit blocks.0`. A span of a collective
-lasts for its start. The event that HFReduce records inside, `hfreduce:all_reduce`, lasts until the
-collective has ended.
+The names are `haiscale:all_reduce bucket 3`, `haiscale:wait unit blocks.0`. The span of a
+collective covers only the start of the collective. The event that HFReduce records inside,
+`hfreduce:all_reduce`, lasts until the collective has ended.
 """
 
 import contextlib

@@ -15,6 +15,7 @@ class Times:
             script itself steps.
         under_way_s: time with some reduction, or all-gather of a sharded model, in flight.
         steps: number of synchronised backwards.
+        reductions: number of reductions started.
     """
 
     exposed_s: float = 0.0

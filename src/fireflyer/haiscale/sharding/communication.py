@@ -56,7 +56,7 @@ class Label:
         return self.units[self.number - 1]
 
     def named(self, error: CollectiveError) -> CollectiveError:
-        """Returns the error with units' names instead of labels, if it concerns labels."""
+        """Returns the error with units' names instead of labels, if its message names labels."""
         text = re.sub(r"label (\d+)", self._name, str(error))
         if type(error) is not CollectiveError or text == str(error):
             return error

@@ -9,11 +9,12 @@ step:
 
 Invariants: all ranks reduce the same units in the same order, then a mask of the parameters that
     any rank's backward reached. All-gathers start in the order of use, independently of arrivals.
-    During backward all ranks wait for the same reductions at the same places. These waits depend on
-    the reductions started, never on those arrived: rank 0 decides that the newest reduction runs
-    next, so another rank must not wait for an older one before it starts the newest. The output of
-    a reduction is not read before the wait; `Sharding._reads_at_once` lists the cases in which
-    `fully_shard` itself would read it. Single-threaded, like `reducer`.
+    During backward all ranks wait for the same reductions at the same places. Where a rank waits
+    depends only on the reductions that it has started, never on those that have arrived. In
+    deferred mode, the newest queued reduction runs first, in the order that rank 0 decides. If
+    another rank waited for an older reduction before it started the newest, both would wait
+    forever. The output of a reduction is not read before the wait; `Sharding._reads_at_once` lists
+    the cases in which `fully_shard` itself would read it. Single-threaded, like `reducer`.
 """
 
 import functools
@@ -117,7 +118,7 @@ class Unit:
     Args:
         group: torch's `FSDPParamGroup`.
         first: number of the unit's first parameter among the parameters of all units.
-        names: names of its parameters.
+        names: names of the unit's parameters.
         label: label that ranks compare.
     """
 
@@ -167,7 +168,7 @@ class Sharding:
     ) -> None:
         self.times = times
         self.leaving = SuspendVote(None)
-        """Agreement on leaving; one byte of the masks is for it."""
+        """Vote of the ranks on leaving the run, which has one byte of each mask."""
         self._check_gradients, self._limit = check_gradients, backlog
         self._split: SplitOptimizer | None = None
         self.sample_weights: SampleWeights | None = None
@@ -175,7 +176,8 @@ class Sharding:
         self.take(units, channels)
 
     def start_deferring(self, optimizer: torch.optim.Optimizer) -> None:
-        """Switches to deferred mode: first uses wait for units and step them."""
+        """Switches to deferred mode: the first use of a unit's parameters waits for its gradients,
+        and steps them if the script has called `step()`."""
         self._split = SplitOptimizer(
             optimizer, self._in_flight, self.settle, self.times, lambda _: True
         )
@@ -447,7 +449,7 @@ class Sharding:
 
 
 def connect(unit: Unit, layout: DataLayout, sharding: Sharding, gather: Gather) -> None:
-    """Replaces torch's communication of a unit by this package's."""
+    """Replaces torch's communication of a unit by the communication of this package."""
     group, mesh = unit.group, unit.group.mesh_info
     group._all_gather_comm = gather
     group._reduce_scatter_comm = Scatter(functools.partial(sharding.scatter, unit))

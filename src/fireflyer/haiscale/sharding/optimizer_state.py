@@ -19,6 +19,8 @@ from fireflyer.errors import ConfigError
 from fireflyer.haiscale.sharding.redistribute import Mover, Piece, rows_of
 
 SHARDED, ALIKE, PLAIN, NUMBER = "sharded", "alike", "plain", "number"
+"""Kinds of items of state: a DTensor that is sharded by rows, a replicated DTensor, an ordinary
+tensor, any other value."""
 
 
 class Moments:
@@ -151,7 +153,8 @@ def _placed(value: Any, words: Words, mesh: DeviceMesh) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Encodes a value in a list; returns None if it cannot be sent, and each rank keeps its own."""
+    """Encodes a value in a list; returns None if the value cannot be sent, so that each rank keeps
+    its own value."""
     if value is None or isinstance(value, bool | int | float | str):
         return ["value", value]
     if isinstance(value, tuple | list):

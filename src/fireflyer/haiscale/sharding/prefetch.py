@@ -21,7 +21,8 @@ from fireflyer.torch_internals.sharding import FSDPParamGroup, TrainingState
 
 @contextlib.contextmanager
 def _outside_inference() -> Iterator[None]:
-    """Leaves `torch.inference_mode`: autograd would reject gathered tensors kept for training."""
+    """Leaves `torch.inference_mode`, because autograd would reject tensors that are gathered in
+    this mode and kept for training."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -66,7 +67,7 @@ class Prefetcher:
                 self._prefetch_after(unit, backward is not None)
 
     def release(self) -> None:
-        """Ends the gathering by this object."""
+        """Ends the prefetching by this object."""
         for hook in self._hooks:
             hook.remove()
 
@@ -130,8 +131,8 @@ class Prefetcher:
             self._prefetching = False
 
     def _prefetch_after(self, unit: Unit, prefetches: bool) -> None:
-        """Gathers backward's next unit when this unit's gradients are ready, or else in its
-        turn."""
+        """Gathers backward's next unit when this unit's gradients are ready if `prefetches` is
+        True. Otherwise each unit is gathered in its turn."""
         group = unit.group
         by_group = {id(one.group): one for one in self._units}
         following: list[Unit] = []

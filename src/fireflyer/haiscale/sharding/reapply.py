@@ -5,8 +5,8 @@ layout needs no whole parameter in memory.
 
 Private members of torch's objects used here:
 - the hooks whose handles `FSDPState`, `FSDPParamGroup` and `FSDPParam` keep;
-- their places in a module (`FSDP_STATES`, `FSDP_REGISTRY`, `module_states`);
-- their state of an unfinished step;
+- the places where a module keeps these objects (`FSDP_STATES`, `FSDP_REGISTRY`, `module_states`);
+- the state of an unfinished step in these objects;
 - a DTensor's `_local_tensor` and `_spec`, which define its placement.
 """
 
@@ -49,7 +49,8 @@ class ReshardedParameter:
         return cast(torch.Size, self.fsdp.sharded_size)
 
     def blank(self) -> torch.Tensor:
-        """Returns uninitialised memory for this rank's part, zero-padded to the largest part."""
+        """Returns uninitialised memory for this rank's part, zero-padded to the size of the largest
+        part."""
         size, rows = self.fsdp.padded_sharded_param_size, self.rows
         padded = torch.empty(size, dtype=self.parameter.dtype)
         if self.fsdp.pin_memory:
@@ -185,7 +186,8 @@ def moved(
 ) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Returns this rank's new part of each parameter. Collective.
 
-    Buffers and optimizers' state move, too. On ranks with good values, no old value is modified.
+    Buffers and optimizers' state move, too. On ranks whose values can be used, no old value is
+    modified.
     """
     found = []
     for one in moments:

@@ -1,8 +1,8 @@
 """Moves the values of a sharded model from one layout to another, from memory to memory.
 
-Every rank reports the part that it holds, and the number of steps in that part. The ranks with the
-most steps are the sources. Rows go directly from a source to their new holder, one unit at a time.
-No rank receives rows that it will not hold.
+Every rank reports the part that it holds, and how many optimizer steps that part has taken. The
+ranks with the most steps are the sources. Rows go directly from a source to their new holder, one
+unit at a time. No rank receives rows that it will not hold.
 
 A part consists of ceil(rows / shards) rows of the first dimension, as in `fully_shard` and
 `Shard(0)`.
@@ -27,7 +27,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True)
 class Part:
-    """Part of all values that a rank holds.
+    """The part of the model's values that one rank holds.
 
     Attributes:
         shards, shard: number of parts, and index of this part.
@@ -58,9 +58,9 @@ class Claim:
 
     Attributes:
         part: part that the rank holds; None if the rank has just joined.
-        steps: number of steps in the part's values; None if the values are not valid.
-        wanted: number of ranks that share a copy, if other ranks replicate it; None without
-            replicas.
+        steps: number of optimizer steps that the part's values have taken; None if the values are
+            not valid.
+        wanted: number of shards of each copy if the model is replicated; None without replicas.
         groups: digest of the optimizers' param_groups.
         structure: digest of the optimizers' state, without values.
         values: True if the rank wants values to move.
@@ -83,7 +83,7 @@ class Source:
 
 
 class Plan:
-    """Holders of the parts, and the leader; the same on all ranks."""
+    """Holders of the parts, and the leader (the first rank with valid values); equal on all ranks."""
 
     def __init__(self, claims: Sequence[Claim], hosts: Sequence[Sequence[int]]) -> None:
         if len({claim.values for claim in claims}) > 1:
@@ -169,7 +169,10 @@ class Plan:
             begin = last
 
     def _holding(self, count: int, row: int, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (distance, rank, end of its rows) for ranks that hold a row."""
+        """Yields (distance, source, end of its rows) for ranks that hold a row.
+
+        The distance from `rank` is 0 for the rank itself, 1 on its host, 2 on another host.
+        """
         for source in self.sources:
             first, end = source.part.rows(count)
             if not first <= row < end:
@@ -252,7 +255,7 @@ class Mover:
         return piece.old[first - begin : end - begin]
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sends the leader's values to lagging ranks; other ranks keep their own. Collective."""
+        """Sends the leader's values of `tensors` to the ranks without valid values. Collective."""
         if not any(self._plan.behind) or not tensors:
             return
         block = hfreduce.empty(_bytes(tensors), dtype=torch.uint8)
@@ -265,7 +268,10 @@ class Mover:
             self.received += block.numel()
 
     def from_lead(self, words: Callable[[], Any]) -> Any:
-        """Returns the leader's words, or None if no rank lags behind. Collective."""
+        """Returns the leader's result of `words`, or None if all ranks have valid values.
+
+        Collective.
+        """
         if not any(self._plan.behind):
             return None
         mine = words() if self._rank == self._plan.lead else None

@@ -144,7 +144,9 @@ def _inner_first(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]
 def _by_size(
     module: nn.Module, policy: Callable[..., bool], seen: set[nn.Module], outermost: bool = True
 ) -> tuple[list[nn.Module], int]:
-    """Applies a policy function as torch does: outside in, with the elements not yet in a unit.
+    """Applies a policy function as torch does, from the outermost module inwards.
+
+    The policy gets the number of elements that are in no unit yet.
 
     Returns:
         The units in `module`, inner ones first, including `module` unless it is the outermost; and
@@ -230,12 +232,12 @@ def _owned(
 def precision_of(
     policy: MixedPrecisionPolicy | None, dtype: torch.dtype, wire: str | None
 ) -> tuple[MixedPrecisionPolicy, str | None]:
-    """Returns the policy and the wire for gradients that are summed in memory as `dtype`.
+    """Returns the policy and the wire codec for gradients that are summed in memory as `dtype`.
 
-    `dtype` is the parameters' type; a lower `reduce_dtype` becomes the wire.
+    `dtype` is the parameters' type. Another `reduce_dtype` selects the wire codec.
 
     Raises:
-        ConfigError: there is no wire with this `reduce_dtype`.
+        ConfigError: no wire codec has the type `reduce_dtype`.
     """
     policy = policy or MixedPrecisionPolicy()
     asked = policy.reduce_dtype or policy.param_dtype or dtype
@@ -252,7 +254,7 @@ def precision_of(
 def shard(
     units: Sequence[nn.Module], mesh: DeviceMesh, everyone: ProcessGroup, settings: Settings
 ) -> None:
-    """Shards unit by unit; at most one unit from the meta device is whole at a time. Collective."""
+    """Shards unit by unit; whole values of at most one meta-device unit exist at a time. Collective."""
     root = units[-1]
     sharded: set[nn.Module] = set()
     for unit in units:
@@ -265,7 +267,7 @@ def shard(
 
 
 def put_on(unit: nn.Module, mesh: DeviceMesh, settings: Settings, outermost: bool) -> None:
-    """Applies `fully_shard` to one unit: to those parameters that are in no other unit yet."""
+    """Applies `fully_shard` to one unit, that is, to its parameters that are in no other unit yet."""
     reshard = settings.reshard_after_forward
     offload: OffloadPolicy = OffloadPolicy()
     if settings.offloads:

@@ -1,7 +1,7 @@
 """Differentiable exchanges inside a tensor-parallel group; each has a forward and a backward step.
 
-A value is *whole* (equal on all ranks), *partial* (its sum over the ranks counts), or *split* along
-one dimension, in rank order. Every function is collective, and so is its backward.
+A value is *whole* (equal on all ranks), *partial* (each rank has one term of a sum over the ranks),
+or *split* along one dimension, in rank order. Every function is collective, and so is its backward.
 """
 
 from collections.abc import Callable

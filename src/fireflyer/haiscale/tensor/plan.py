@@ -91,7 +91,8 @@ def parallelize(
 
     Raises:
         ConfigError: on all ranks, if a pattern names no module or a style does not fit its module.
-            Also if the ranks do not divide a layer, or modules or plans differ between ranks.
+            Also if the number of ranks does not divide a layer's features or rows, or if modules or
+            plans differ between ranks.
     """
     mesh = tensor_mesh(mesh)
     group = mesh.get_group()
@@ -171,7 +172,7 @@ def _check(name: str, part: nn.Module, style: Style, ranks: int) -> None:
 
 def _replace(module: nn.Module, chosen: Mapping[str, Style], mesh: DeviceMesh) -> None:
     pieces: dict[tuple[int, int], nn.Parameter] = {}
-    whole: list[nn.Parameter] = []  # keeps ids of parameters unique
+    whole: list[nn.Parameter] = []  # kept alive, so that no id is used again
 
     def cut(parameter: nn.Parameter, dim: int) -> nn.Parameter:
         key = (id(parameter), dim)

@@ -17,8 +17,6 @@ from fireflyer.nn.quant import Quantized, shards
 class QuantizedPair(Uncopied):
     """Column layers, a function that acts on each feature, and a row layer, with weights in 4 bits.
 
-    The naive form exists for comparison: it gathers and reorders between the layers.
-
     Args:
         columns: whole column layers with one common input, for example gate and up; equal on all
             ranks.
@@ -27,10 +25,12 @@ class QuantizedPair(Uncopied):
         biases: (features,) bias of each column layer, or None.
         bias: bias of the row layer, or None.
         mesh: one dimension, or several with one named "tp"; default: all ranks.
+        aware: False selects a naive form, for comparison, that gathers and reorders between the
+            layers.
 
     Raises:
-        ConfigError: raised on all ranks if layers do not fit, or if ranks or groups do not divide
-            them.
+        ConfigError: raised on all ranks if layers do not fit, if the number of ranks does not
+            divide the features, or if the group size does not divide a rank's features.
     """
 
     def __init__(

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from fireflyer.hfreduce.backend.work import Work
 
 _THREADS = 1024
-"""Maximum number of threads; never more callbacks than this wait inside one another."""
+"""Maximum number of threads. A callback that waits for another future blocks its thread, so more
+callbacks than this must never wait for one another.
+"""
 
 
 class CompletionThreads:
@@ -50,8 +52,10 @@ class CompletionThreads:
             threads.shutdown()
 
     def _hand_on(self) -> bool:
-        """Makes a thread wait for the queue; returns False if the caller must. REQUIRES: the
-        lock."""
+        """Makes a thread wait for the queued works; returns False if the caller must wait for them.
+
+        REQUIRES: the lock.
+        """
         if self._waiting or not self._queue:
             return True
         assert self._threads is not None

@@ -48,8 +48,8 @@ def register(name: str, finder: Finder) -> None:
     """Registers another kind of device; `finder` returns the device context of its tensors, else
     None.
 
-    Such a tensor must be contiguous if torch sees it as a CPU tensor, because torch would copy it
-    without the device's knowledge.
+    If torch regards the device's tensors as CPU tensors, they must be contiguous, because torch
+    would copy other tensors without the device's knowledge.
     """
     _finders[name] = finder
 
@@ -169,7 +169,7 @@ def stage(
     Raises:
         ValueError: the call asks for a result that is shared on the host.
         CollectiveError: the device's runtime refuses the call.
-        NoSpace: memory for the mirrors is missing.
+        NoSpace: memory for the copies of the tensors on the host is missing.
     """
     if call.pop("shared", False):
         raise ValueError("a shared result needs a tensor in host memory")

@@ -201,7 +201,7 @@ class EngineGroup(ProcessGroup):
         return None
 
     def get_error(self) -> ErrorType:
-        """Returns `errored` as torch's backends report errors."""
+        """Returns the kind of the error that `errored` returns, as torch's backends do."""
         error = self.errored()
         if error is None:
             return ErrorType.SUCCESS
@@ -329,7 +329,7 @@ class EngineGroup(ProcessGroup):
             timeout: limit for this call.
             quorum: number of old members that must agree. Default: more than half, or half with
                 rank 0. With a smaller quorum, both parts of a partitioned network may continue.
-            grace: how long to wait for members that are not known to be dead to call `reform`, too.
+            grace: how long to wait until all members that are not known to be dead call `reform`.
 
         Returns:
             Previous rank of each new rank; -1 for newcomers.
@@ -337,8 +337,7 @@ class EngineGroup(ProcessGroup):
         Raises:
             DeadlineExceeded: too few members took part for a quorum.
             RankFailed: names this rank itself if the others formed the group without it.
-            ConfigError: this rank was closed, or an earlier `reform` of it failed, which ends the
-                group.
+            ConfigError: this group is closed, or an earlier `reform` of it failed.
         """
         self._let_go()
         before = self._connection.infos
@@ -418,7 +417,7 @@ class EngineGroup(ProcessGroup):
         like: torch.Tensor | None = None,
         **options: Any,
     ) -> Work:
-        """Submits a collective; `like` is one of the tensors to whose memory the buffers belong."""
+        """Submits a collective; `like` is one of the tensors whose memory the buffers describe."""
         arguments = (kind, inputs, outputs, count, dtype, inline, result, held, finish, like)
         if not profiler_events.enabled():
             return self._start(*arguments, **options)
@@ -476,7 +475,7 @@ class EngineGroup(ProcessGroup):
             stager = self._stagers[context.device]
             operations, passage = devices.stage(self._engine, stager, context, counts, call)
         except FireflyerError as error:
-            devices.keep_for_ever((result, held))  # the device's streams may still use it
+            devices.keep_for_ever((result, held))  # the device's streams may still use them
             self._connection.watch.announce(
                 f"rank {self._rank} could not stage a call on its device: {error}", self._rank
             )
@@ -515,7 +514,7 @@ class EngineGroup(ProcessGroup):
     def failed(self, error: BaseException) -> None:
         """Writes the flight record of a broken group, once.
 
-        In a sub-group, the error of a failed rank also gets its number in the default group.
+        In a sub-group, the text of a `RankFailed` also gets the rank's number in the default group.
         """
         if isinstance(error, RankFailed):
             for rank, place in world.pg_group_ranks.get(self, {}).items():

@@ -26,7 +26,10 @@ def folder() -> Path:
 
 
 def dump(engine: native.Group, rank: int, world: int, error: BaseException) -> Path | None:
-    """Writes the file and logs its path. Returns None on failure, so that `error` stays visible."""
+    """Writes the file, logs its path and returns it.
+
+    Returns None if the file cannot be written, because an exception would hide `error`.
+    """
     record = {
         "rank": rank,
         "world": world,

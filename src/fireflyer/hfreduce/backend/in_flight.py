@@ -34,7 +34,7 @@ class InFlight:
         self._works[id(work)] = work
 
     def discard(self, work: Work) -> None:
-        """Does nothing if the work is not kept."""
+        """Removes a work; does nothing if the work is not kept."""
         self._works.pop(id(work), None)
 
     def clear(self) -> None:

@@ -43,8 +43,9 @@ class TreePlan:
     Attributes:
         even: True to reduce in slices; False to reduce to leaders and broadcast back.
         levels: the groups of each level, from the leaves to the root, without groups of one rank.
-            In an even plan, a rank is in one group of every level. Otherwise a rank leads all its
-            groups but the last, as their first rank. The last level of an uneven plan is one group.
+            In an even plan, a rank is in one group of every level. In an uneven plan, a rank is the
+            first rank (the leader) of all its groups except its last group, and the last level is
+            one group.
     """
 
     even: bool
@@ -97,7 +98,7 @@ def _arities(tree: Tree) -> tuple[int, ...] | None:
 def _slice_levels(
     ranks: Sequence[int], arities: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yields groups of the ranks at the same position in neighbouring branches."""
+    """Yields the groups of each level: the ranks at the same position in neighbouring branches."""
     stride = 1
     for arity in reversed(arities):
         if arity > 1:
@@ -110,7 +111,7 @@ def _slice_levels(
 
 
 def _leader_levels(tree: Tree) -> list[tuple[tuple[int, ...], ...]]:
-    """Groups the first ranks of the branches of each node, by the node's height."""
+    """Returns the groups of each height: for each tree node, the first ranks of its branches."""
     levels: list[list[tuple[int, ...]]] = []
 
     def climb(node: Tree) -> tuple[int, int]:
@@ -198,11 +199,11 @@ class PlannedHierarchy:
     The constructor and each call are collective over `group`, in the same order on all ranks. One
     thread of each rank makes the calls. Results are bit-identical on all ranks and from run to run.
 
-    Error bound: let e be the unit roundoff of the tensor's dtype and a that of the accumulation
-    (float32, or float64 for float64). Let n be the number of ranks, and H_l the number of hosts in
-    a group of level l. A sum deviates by at most (n a + sum over l of (H_l + 1) e) times the sum of
-    the magnitudes. AVG over a tree with uneven branches divides the sum by n. The division rounds
-    once more, and the result overflows if the sum does.
+    Error bound: let e be the unit roundoff of the tensor's dtype, and a the unit roundoff of the
+    type in which sums are accumulated (float64 for float64, else float32). Let n be the number of
+    ranks, and H_l the number of hosts in a group of level l. A sum deviates by at most (n a + sum
+    over l of (H_l + 1) e) times the sum of the magnitudes. AVG over a tree with uneven branches
+    divides the sum by n. The division rounds once more, and the result overflows if the sum does.
 
     Args:
         levels: nested lists of the ranks of `group`, each once, e.g. [[0, 1], [2, 3]]; any depth.
@@ -253,7 +254,7 @@ class PlannedHierarchy:
         Args:
             tensor: dense CPU tensor of any shape; zero-copy if `hfreduce.empty` allocated it.
             op: a `torch.distributed.ReduceOp`.
-            async_op: return a Work at once; calls run in their order.
+            async_op: return a Work at once; calls run in the order in which they are made.
 
         Raises:
             RankFailed: a rank of `group` died or did not join within the timeout. The hierarchy is

@@ -51,7 +51,7 @@ class ProcessGroupHFReduce(EngineGroup):
     """A torch process group over the native engine.
 
     The engine takes dense CPU tensors and stages tensors of CUDA devices (see `devices`). Tensors
-    that are not contiguous are copied. Inputs are never modified if torch has a separate output.
+    that are not contiguous are copied. If a call has a separate output, its input is not modified.
     The group raises CollectiveError for tensors without strided memory of their own: DTensors and
     other wrappers, meta tensors, and sparse tensors. Sums of sparse COO tensors are the exception.
 
@@ -162,7 +162,7 @@ class ProcessGroupHFReduce(EngineGroup):
         return SharedWork(work, tensor) if shared else work
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: native.ReduceOp) -> Work:
-        """Gathers all ranks' entries and adds them: sparse sums have no fixed size in advance."""
+        """Gathers all ranks' entries and adds them, because a sparse sum's size is not known before."""
         if op not in (native.ReduceOp.SUM, native.ReduceOp.AVG):
             raise ValueError("sparse tensors can only be summed or averaged")
         own = tensor.coalesce()
@@ -256,8 +256,10 @@ class ProcessGroupHFReduce(EngineGroup):
         )
 
     def _scatter_uneven(self, output: torch.Tensor, inputs: list[torch.Tensor], opts: Any) -> Work:
-        """Runs one reduce per rank, because the pieces differ in size. All ranks agree on the
-        sizes."""
+        """Runs one reduce per rank, because the pieces differ in size.
+
+        The sizes must be the same on all ranks.
+        """
         if len(inputs) != self._size or inputs[self._rank].numel() != output.numel():
             raise ValueError(
                 f"expected {self._size} tensors, of which number {self._rank} has {output.numel()} elements, "
@@ -479,7 +481,11 @@ class ProcessGroupHFReduce(EngineGroup):
         opts: Any = None,
         timeout: Any = None,
     ) -> Work:
-        """Exchanges rows of the first dimension; splits are rows per rank, equal if empty."""
+        """Exchanges rows of the first dimension.
+
+        Args:
+            output_splits, input_splits: number of rows for each rank; empty: equal numbers.
+        """
         flat, finish = writable(output)
         sources = self._rows(readable(source), input_splits)
         work = self.alltoall(self._rows(flat, output_splits), sources, opts, timeout)

@@ -1,4 +1,4 @@
-"""Events for torch's profiler, one per collective, named as gloo's are: `hfreduce:all_reduce`."""
+"""Events for torch's profiler, one per collective, named like gloo's: `hfreduce:all_reduce`."""
 
 import threading
 from collections.abc import Callable
@@ -16,8 +16,10 @@ _NAMES = {native.Kind.ALLREDUCE: "all_reduce"}
 
 
 def recorded(kind: native.Kind, submit: Callable[[], Work]) -> Work:
-    """Submits a collective inside a profiler event. The event ends with it, before any wait
-    returns."""
+    """Submits a collective inside a profiler event, and returns its work.
+
+    The event ends when the collective ends, before any wait returns.
+    """
     with record_function(f"hfreduce:{_NAMES.get(kind) or kind.name.lower()}") as event:
         work = submit()
         over: torch.futures.Future[None] = torch.futures.Future()

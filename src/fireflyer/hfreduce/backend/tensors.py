@@ -82,7 +82,7 @@ def seconds_of(opts: Any) -> float:
 
 
 def op_of(opts: Any) -> native.ReduceOp:
-    """Returns the engine's operation; for PREMUL_SUM a sum, whose factor is `premultiplier`."""
+    """Returns the engine's operation: for PREMUL_SUM, SUM; `premultiplier` returns its factor."""
     if opts is None or opts.reduceOp.op == ReduceOp.PREMUL_SUM:
         return native.ReduceOp.SUM
     return op_named(opts.reduceOp)
@@ -102,7 +102,7 @@ def averaged(
     world: int,
     finish: Callable[[], None] | None,
 ) -> tuple[native.ReduceOp, Callable[[], None] | None]:
-    """Replaces the mean of integers by a sum and a division after the wait, towards zero.
+    """Replaces the mean of integers by a sum and, after the wait, a division rounded towards zero.
 
     Args:
         result: receives the sum; None if another rank receives it.
@@ -208,7 +208,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns contiguous memory with the values and, for a copy, a callback that copies back."""
+    """Returns contiguous memory with the values; if it is a copy, also a callback that copies back."""
     address_of(tensor)
     if tensor.is_contiguous():
         return tensor, None
@@ -219,7 +219,10 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | N
 def writable_on_host(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns writable host memory; it lacks the values if the tensor lies on a device."""
+    """Returns writable host memory and a callback that copies it to the tensor, or None.
+
+    The memory lacks the tensor's values if the tensor lies on a device.
+    """
     address_of(tensor)
     if tensor.is_cpu:
         return writable(tensor)

@@ -33,8 +33,8 @@ class Completer(Protocol):
 class Promise:
     """A future whose error is an error for torch's C++ code, too.
 
-    C++ code takes an exception set by `torch.futures.Future.set_exception` for a value: DDP's
-    reducer takes it for tensors and crashes. An exception raised in a callback is an error
+    C++ code mistakes an exception set by `torch.futures.Future.set_exception` for a value: DDP's
+    reducer mistakes it for tensors and crashes. An exception raised in a callback is an error
     everywhere; C++ code gets a RuntimeError that names it.
     """
 
@@ -177,7 +177,7 @@ class Work(dist.Work):
                     self._after_finish()
         if self.is_completed():
             self._held = None  # releases memory of the call, which may be large
-            if not _is_small(self):  # torch's C++ code may wait for a small one again: `_abandoned`
+            if not _is_small(self):  # for small works see `_abandoned`
                 self._settler.ended(self)
         return True
 

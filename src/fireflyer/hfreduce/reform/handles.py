@@ -39,15 +39,15 @@ class Member:
         """Finds this member among the members of a new group.
 
         Args:
+            handles: encoded handles of all members, in order of rank.
             number: number of the group to form; must differ each time.
-            number: number of the group to form; differs each time.
 
         Returns:
-            The address of the first member's store with a prefix, this rank, and the number of
-            ranks.
+            "host:port/prefix" of the first member's store, the rank of this member, and the number
+            of ranks.
 
         Raises:
-            ConfigError: `handles` is not such a list, or this member is not in it.
+            ConfigError: `handles` is not a list of handles, or this member is not in it.
         """
         if not isinstance(handles, Sequence) or isinstance(handles, str):
             raise ConfigError(

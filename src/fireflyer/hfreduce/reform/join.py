@@ -53,7 +53,7 @@ def write_members(path: str | os.PathLike[str], addresses: list[str]) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    # A local import, because torch imports this module for its backend.
+    # A local import, because `import torch` imports this module when it registers the backend.
     from fireflyer.storage.targets import replace_content
 
     try:
@@ -70,7 +70,7 @@ def install_rendezvous_handler(
 
     Args:
         handlers: torch's rendezvous handlers, by scheme.
-        no_store: makes a store that fails at each use; hfreduce does not use it.
+        no_store: makes a store that fails at each use. A process that joins uses no store.
     """
     usual = handlers["env"]
 

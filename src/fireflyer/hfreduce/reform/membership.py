@@ -1,7 +1,8 @@
 """Agreement on the members of a group's next epoch: a state machine without I/O, threads or clock.
 
-The members of one epoch agree on the view of the next. Each runs one `Membership`. The protocol is
-Paxos for a single value (Lamport 2001); its acceptors are the members of the old view:
+The members of one epoch agree on the view of the next epoch: its members and their ranks. Each
+member runs one `Membership`. The protocol is Paxos for a single value (Lamport 2001); its acceptors
+are the members of the old view:
 
     coordinator                                members
                                            <-  Here
@@ -19,9 +20,9 @@ it and is fenced.
 
 The quorum is more than half of the old members, or exactly half of them with rank 0. Any two such
 sets share a rank, so at most one part of a partitioned network continues. The caller may give a
-number instead. A smaller quorum survives more deaths (rank 0 of two, for example). However, a
-partitioned network can then leave two live groups of the same name, so use a smaller quorum only if
-partitions are impossible.
+number of members instead. A smaller quorum survives more deaths: with quorum 1, a group of two
+survives the death of rank 0. However, a partitioned network can then leave two live groups of the
+same name, so use a smaller quorum only if partitions are impossible.
 """
 
 from collections import deque
@@ -286,7 +287,7 @@ class Membership:
         if lowest == self.rank:
             self._lead()
             return
-        if lowest != self._coordinator:  # else it was already told, and may have decided
+        if lowest != self._coordinator:  # else it has this rank's `Here` already
             self._coordinator = lowest
             self._send(lowest, Here())
         self._actions.append(Wait(leading=False))

@@ -51,7 +51,7 @@ def decode(payload: bytes) -> Message:
 
 
 def tell_outcome(endpoint: GroupEndpoint, view: View) -> None:
-    """Sends the view to every later caller of that endpoint that asks about the next membership."""
+    """Sends the view to every later caller of `endpoint` that wants to agree on the next view."""
     told = frame(encode(Decided(view)))
 
     def answer(_rank: int, sock: socket.socket) -> None:
@@ -191,7 +191,7 @@ class MembershipDriver:
         self._made_link(rank, sock)
 
     def _made_link(self, rank: int, sock: socket.socket | None) -> None:
-        """Queues a finished dial attempt, in any thread. `sock` is None if it failed."""
+        """Queues a new connection to or from `rank`; `sock` is None if dialling failed. Thread-safe."""
         with self._lock:
             if not self._closed:
                 self._made.append((rank, sock))

@@ -49,7 +49,7 @@ def reform(
         timeout_s: limit for this call.
         quorum: number of old members that must agree. Default: more than half, or half with rank 0.
             With a smaller quorum, both parts of a partitioned network may continue.
-        grace_s: how long to wait for members that are not known to be dead to call `reform`, too.
+        grace_s: how long to wait until all members that are not known to be dead call `reform`.
 
     Raises:
         DeadlineExceeded: too few members took part for a quorum.

@@ -4,8 +4,8 @@ Each member of a group has a `GroupEndpoint` here, registered under the group's 
 the member's rank. A caller connects to a listener, names an endpoint and a purpose, and proves its
 membership (`handshake`). Then the handler of that purpose receives the socket. One daemon thread,
 the acceptor, accepts and admits connections. It never waits for a single caller, so unauthenticated
-peers that send nothing delay no other caller. A dial needs no call in the process that it reaches,
-only that process's acceptor.
+peers that send nothing delay no other caller. A dial succeeds even if the dialled process makes no
+call, because that process's acceptor admits it.
 
 Every socket of this module is guarded against forks, because a child's copy would hide its parent's
 death.
@@ -32,7 +32,10 @@ from fireflyer.hfreduce.topology import RankInfo, boot_id, host_key
 from fireflyer.log import get_logger
 
 Handler = Callable[[int, socket.socket], None]
-"""Receives the caller's rank and the admitted socket, which it then owns; runs in the acceptor."""
+"""Function that receives the caller's rank and the admitted socket, and then owns the socket.
+
+It runs in the acceptor.
+"""
 
 HANDSHAKE_S = 5.0
 MOST_CALLERS = 256
@@ -56,7 +59,7 @@ def discard(sock: socket.socket) -> None:
 
 
 def process_of(sock: socket.socket) -> int:
-    """Returns a pidfd of a Unix socket's peer; -1 if the peer is in none of our namespaces."""
+    """Returns a pidfd of a Unix socket's peer; -1 if our PID namespace does not contain the peer."""
     pid = _credentials(sock)[0]
     return os.pidfd_open(pid) if pid > 0 else -1
 

@@ -43,7 +43,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 class CallPlaces:
-    """Numbers this rank's calls: each by its position in the program and its earlier executions.
+    """Names this rank's calls: by position in the program, and number of earlier calls there.
 
     A default group restarts the count; see `forget`.
     """
@@ -55,7 +55,7 @@ class CallPlaces:
         self._seen.clear()
 
     def next(self, members: Sequence[int]) -> tuple[str, str]:
-        """Returns the key of the present call for a group of `members`, and its line for errors."""
+        """Returns the present call's key for a group of `members`, and its script line for errors."""
         frames = list(_stack(sys._getframe(1)))
         lines = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in frames]
         named = [f.f_locals.get("group_desc") for f in frames if f.f_code.co_name == "new_group"]
@@ -84,8 +84,8 @@ class CreationOrder:
 
     Args:
         store: store of the ranks that create a group under this name.
-        job: store of all ranks; a difference found under any name reaches the ranks that wait
-            there.
+        job: store of all ranks. A rank that finds a difference reports it here, so that it also
+            reaches ranks that wait for a group of another name.
         name: torch's name of the group, which is its number.
         rank: this rank, in the default group.
         members: ranks of the group, in the default group.

@@ -3,8 +3,8 @@
 Every rank publishes its `RankInfo` in a store and reads those of all other ranks. A `RankInfo`
 tells where the rank runs and how to reach its connection listener. The store is not needed
 afterwards. Unix sockets connect every pair of ranks on a host and transfer the descriptors of
-shared memory. Control links connect the ranks of all hosts; the watch learns of deaths on them.
-`Links` makes payload connections when they are first needed.
+shared memory. Control links connect the ranks of all hosts; by them the watch (`native.Watch`)
+detects deaths. `Links` makes payload connections when they are first needed.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class Connection:
     Attributes:
         infos: infos of all ranks.
         group: the engine.
-        watch: detects deaths and fails `group` with them.
+        watch: detects deaths, and fails the operations of `group` after a death.
         links: makes payload connections.
     """
 

@@ -1,8 +1,8 @@
 """Garbage collection of objects. The collection writes no data, so it works on a full disk.
 
-Manifests from the boundary on and pinned manifests are live, and so are the tables and log objects
-that they need. A table that is no longer in a live manifest never returns, so it can be deleted at
-any time.
+A manifest is live if it is pinned, or if its number is at least the `boundary` of the newest
+manifest. The tables and log objects that a live manifest needs are live, too. A table that is no
+longer in a live manifest never returns to one, so it can be deleted at any time.
 """
 
 from collections.abc import Iterable

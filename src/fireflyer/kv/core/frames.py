@@ -91,7 +91,7 @@ def operation(key: bytes, value: bytes | None, expires: int = 0) -> bytes:
 
 
 def checked_key(key: bytes) -> None:
-    """Checks that a key has 1 byte to 64 KiB; raises InvalidKey, or TypeError if it is no bytes."""
+    """Checks that a key has 1 byte to 64 KiB; raises InvalidKey, or TypeError if it is not bytes."""
     if not isinstance(key, bytes):
         raise TypeError(f"a key is bytes, not {type(key).__name__}: encode it first")
     if not 0 < len(key) <= MOST_KEY:

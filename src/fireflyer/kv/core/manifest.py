@@ -47,7 +47,8 @@ class Manifest(msgspec.Struct, frozen=True):
         epoch: fencing token of the writer that published it; each take-over increments it.
         flushed: number of the last log object whose operations are in the tables.
         sequence: sequence number of the last operation in the tables.
-        boundary: lowest manifest that stays without a pin; lower ones are being collected.
+        boundary: lowest number of a manifest that is kept without a pin; the collector deletes
+            manifests with lower numbers.
         runs: newest first; the tables of a run ascend and do not overlap.
         feed: number of the lowest log object that is kept for change feeds.
     """

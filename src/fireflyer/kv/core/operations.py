@@ -1,4 +1,4 @@
-"""Operations that a core yields, and the names of the objects of a database."""
+"""Storage operations that the protocol code, which has no I/O, yields; names of a store's objects."""
 
 import re
 from collections.abc import Callable, Generator
@@ -8,7 +8,7 @@ import msgspec
 
 T = TypeVar("T")
 Steps = Generator["Operation", Any, T]
-"""Protocol step with result T."""
+"""Protocol step: a generator that yields operations, receives their results, and returns a T."""
 
 
 class Create(msgspec.Struct, frozen=True):

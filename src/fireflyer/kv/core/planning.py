@@ -1,4 +1,4 @@
-"""Selection of the runs to merge."""
+"""Selection of the runs to merge. A run is a sorted sequence of tables that do not overlap."""
 
 from collections.abc import Sequence
 

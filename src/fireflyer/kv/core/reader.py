@@ -18,7 +18,7 @@ def no_store(where: object = "") -> KvError:
 
 
 class Reader:
-    """State of a reader. Steps may interleave at any operation."""
+    """State of a reader. Protocol steps may interleave at any operation that they yield."""
 
     def __init__(self, cache: BlockCache, memtable: int = 32 << 20, where: str = "") -> None:
         """Prepares a reader.
@@ -52,11 +52,11 @@ class Reader:
             pass
 
     def refresh(self, *, look: bool = True) -> Steps[int]:
-        """Reads new log objects; returns their number.
+        """Reads new log objects; returns their number, or 1 if a newer manifest replaces them.
 
-        A replaced writer may recreate a log object whose number was collected. Only objects that a
-        manifest covers are collected, so the reader ignores log objects that the newest manifest
-        covers.
+        A manifest covers a log object if the manifest's tables have the object's operations. Only
+        covered log objects are collected. A replaced writer may recreate a collected log object, so
+        the reader ignores log objects that the newest manifest covers.
 
         Args:
             look: True to read the newest manifest even if the log has no new objects.

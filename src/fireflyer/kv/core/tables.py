@@ -37,7 +37,11 @@ def handle(ref: TableRef, cache: BlockCache) -> Table:
 
 
 def supply(table: Table, block: int, most: int = 0) -> Steps[None]:
-    """Reads and verifies a range that a view needs.
+    """Reads and verifies a range of a table that a view needs.
+
+    Args:
+        block: number of the first block; -1: the index of the table.
+        most: maximum total bytes if missing blocks after `block` are read, too; 0: only `block`.
 
     Raises:
         Gone: the table does not exist.

@@ -58,7 +58,7 @@ class Batch(msgspec.Struct):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Sizes in bytes."""
+    """Limits of a writer; `memtable` and `table` are in bytes."""
 
     memtable: int = 32 << 20
     objects: int = 512
@@ -143,7 +143,7 @@ class Writer:
 
     def _replay(self, number: int, data: bytes) -> None:
         frame = frames.decode(number, data)
-        if frame.epoch > self.epoch:  # a fence after it would stop the newer writer
+        if frame.epoch > self.epoch:  # this writer's fence would stop the newer writer
             raise stale(self.epoch, frame.epoch)
         if frame.kind == frames.BATCH:
             self._apply(frame)
@@ -180,7 +180,7 @@ class Writer:
         for _ in range(ROUNDS):
             try:
                 return (yield from tables.get(self.view, key, now))
-            except tables.Gone:  # this writer has compacted and collected it meanwhile
+            except tables.Gone:  # this writer has compacted and collected the table meanwhile
                 yield from self._check_current()
         raise tables.collected_too_fast("read")
 
@@ -314,7 +314,7 @@ class Writer:
         """Publishes a change of the manifest that adds the tables of `run`.
 
         Raises:
-            Stale: a manifest of another writer has its number.
+            Stale: another writer has published a manifest with the new number.
             NoSpace: nothing changed.
             StorageError: any other failure; the outcome is unknown.
         """

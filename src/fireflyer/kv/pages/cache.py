@@ -57,7 +57,8 @@ class PageCache:
         """Condition that signals changes of the pending pages; it uses the catalog's lock."""
         self._flushing = 0
         self._accepted = self._settled = 0
-        """Numbers of pages that callers set, and that the maintenance thread wrote or dropped."""
+        """Number of pages that callers have set, and number of those that the maintenance thread
+        has written or dropped."""
         self._closing = False
         self.counters = Counters()
         self._writer = SegmentWriter(self._catalog, self._reader, capacity, self.counters)
@@ -171,7 +172,7 @@ class PageCache:
             raise ValueError(f"{len(keys)} keys need as many buffers, not {len(buffers)}")
         digests = digests_of(keys, salt)
         done = [True] * len(keys)
-        # The tail first, because the older segment is evicted first.
+        # The tail is written first, into the older segment, which is evicted first.
         for at in range(len(keys) - 1, -1, -1):
             view = memoryview(buffers[at]).cast("B")
             if not 0 < len(view) <= self._writer.most_page:
@@ -220,7 +221,7 @@ class PageCache:
             self._flushing -= 1
 
     def pin(self, keys: Sequence[bytes], seconds: float = 60.0, *, salt: bytes = b"") -> Pin:
-        """Protects pages from eviction by any process, until `release` or for some seconds.
+        """Protects pages from eviction by any process, until `release` or for `seconds`.
 
         If pinned pages are more than half of a segment, the whole segment stays. If such segments
         fill the capacity, new pages are dropped.

@@ -52,7 +52,7 @@ class Catalog:
         self.lock = threading.Lock()
         self.index = PageIndex()
         self.segments: dict[str, Segment] = {}
-        """Segments by name; sorted, the oldest is first."""
+        """Segments by name. The lowest name is the oldest segment."""
         self.names: dict[int, str] = {}
         """Names of segments, by their number in the index."""
         self._salts: dict[bytes, int] = {}
@@ -74,7 +74,7 @@ class Catalog:
             for name, head in zip(names, read_heads(self.storage, names), strict=True):
                 if isinstance(head, Head):
                     self.adopt(name, head.entries, head.salts, head.size)
-                elif isinstance(head, Corrupted):  # it uses space, so it must be evictable
+                elif isinstance(head, Corrupted):  # it uses space: eviction must find it
                     size = self.storage.size(f"{SEGMENTS}/{name}") or 0
                     self.segments[name] = self._segment(name, size, None)
 

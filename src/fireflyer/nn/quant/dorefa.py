@@ -57,7 +57,7 @@ def quantize_weights(weight: Tensor, bits: int) -> Tensor:
     """Returns weights at 2^bits levels between -1 and 1; for one bit, at +/- their mean magnitude.
 
     Raises:
-        ConfigError: `bits` is neither 1 to 16 nor 32, which returns `weight`.
+        ConfigError: `bits` is neither 1 to 16 nor 32 (32 returns `weight` itself).
     """
     if bits == FULL:
         return weight
@@ -74,7 +74,7 @@ def quantize_activations(x: Tensor, bits: int) -> Tensor:
     """Clips x to [0, 1] and rounds it to 2^bits levels.
 
     Raises:
-        ConfigError: `bits` is neither 1 to 16 nor 32, which returns `x`.
+        ConfigError: `bits` is neither 1 to 16 nor 32 (32 returns `x` itself).
     """
     return x if bits == FULL else rounded(x.clamp(0, 1), bits)
 
@@ -94,7 +94,7 @@ def quantize_gradients(x: Tensor, bits: int) -> Tensor:
     """Returns x; quantises its gradient to `bits` bits with random rounding, row by row.
 
     Raises:
-        ConfigError: `bits` is neither 1 to 16 nor 32, which returns `x`.
+        ConfigError: `bits` is neither 1 to 16 nor 32 (32 returns `x` itself).
     """
     if bits == FULL:
         return x
@@ -104,9 +104,10 @@ def quantize_gradients(x: Tensor, bits: int) -> Tensor:
 
 
 def quantized_gradient(g: Tensor, bits: int) -> Tensor:
-    """Rounds a gradient (batch, ...) to 2^bits levels per row; its expected value is the gradient.
+    """Rounds a gradient (batch, ...) at random to 2^bits levels per row.
 
-    The noise comes from torch's generator. The scale is twice the largest magnitude in a row.
+    The expected value of the result is the gradient. The noise comes from torch's generator. The
+    scale is twice the largest magnitude in a row.
     """
     most = levels(bits)
     rows = g.reshape(len(g), -1) if g.dim() > 1 else g.reshape(1, -1)
@@ -119,7 +120,7 @@ def quantized_gradient(g: Tensor, bits: int) -> Tensor:
 
 
 def bins(weight: Tensor, bits: int, by: By = "median") -> Tensor:
-    """Returns the bin, 0 to 2^bits - 1, of each weight, by halving the weights `bits` times.
+    """Returns the bin, 0 to 2^bits - 1, of each weight; splits each set of weights `bits` times in two.
 
     Args:
         by: "median" makes bins of equal counts; "mean" splits at means, without a sort.
@@ -153,7 +154,7 @@ def equalize(weight: Tensor, bits: int, by: By = "median", scale: Scale = "max")
     Args:
         by: as for `bins`.
         scale: size of the outermost level. "max": size of the largest weight, as published; "fit":
-        the size with the least squared error.
+            the size with the least squared error.
 
     Raises:
         ConfigError: `bits` is neither 1 to 16 nor 32 (which returns `weight`), or `by` or `scale`

@@ -17,14 +17,15 @@ LEVELS = 15
 
 @dataclass(frozen=True)
 class Quantized:
-    """Weight (out, in) in 4 bits: column `order[j]` is `(q[:, j] - zero) * scale`, stored at j.
+    """Weight (out, in) in 4 bits. Its column `order[j]` is `(q[:, j] - zero) * scale`, where q are
+    the 4-bit integers in `packed`.
 
     Attributes:
         packed: (out, in / 2) uint8; byte j holds stored column 2j in its low four bits and 2j + 1
             in its high four bits.
         scales: (out, in / group), in the weight's dtype.
         zeros: (out, in / group) uint8, 0 to 15.
-        order: (in,) int64 column of the weight at each stored place.
+        order: (in,) int64: for each stored position, the column of the weight that is stored there.
     """
 
     packed: torch.Tensor
@@ -60,8 +61,9 @@ class Quantized:
         return Quantized(self.packed[index], self.scales[index], self.zeros[index], self.order)
 
     def places(self, first: int, count: int) -> "Quantized":
-        """Returns the weight's part at a range of stored places; `order` keeps the whole weight's
-        numbers.
+        """Returns the weight's part at a range of stored positions.
+
+        `order` of the part still has column numbers of the whole weight.
 
         Raises:
             ConfigError: the range cuts a group.

@@ -41,7 +41,8 @@ def shards(
     Between the layers, only functions that act on each feature alone are allowed.
 
     Raises:
-        ConfigError: shapes do not fit, or ranks or groups do not divide the features.
+        ConfigError: shapes do not fit, the number of ranks does not divide the features, or the
+            group size does not divide a rank's features.
     """
     features = row.order.numel()
     for column in columns:

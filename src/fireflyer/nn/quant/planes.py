@@ -1,8 +1,8 @@
 """Integers of few bits as bit planes, and their products by counting ones (native).
 
 Layout: plane i holds bit i of each integer. A row of a plane consists of 64-bit words; column k is
-    bit k % 64 of word k // 64; columns past the end are 0. `Panels` holds eight rows side by side,
-    word by word.
+bit k % 64 of word k // 64; columns past the end are 0. `Panels` holds eight rows side by side, word
+by word.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Panels:
 
 
 def bit_product(a: Tensor, b: Panels) -> Tensor:
-    """Returns the int32 product (rows of a, rows of b) of packed integers: each row with each row.
+    """Returns the int32 product (rows of a, rows of b) of packed integers: each pair of rows.
 
     The product is exact while sums stay below 2^31.
 

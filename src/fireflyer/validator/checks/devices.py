@@ -41,7 +41,7 @@ COUNTERS = {"link_downed": 10, "symbol_error": 1000, "port_rcv_errors": 1000}
 
 
 def run_pcie(settings: Settings) -> Iterator[Measured]:
-    """Compares the speed and width of each link with the most that both of its ends support."""
+    """Compares the speed and width of each link with the maximum that its device supports."""
     del settings
     yield pcie(SYS)
 

@@ -43,6 +43,7 @@ BEST_OF = 10
 down."""
 
 FULL_BESTS = 20
+"""Samples in a full validation; a quick one takes one sample."""
 
 MOST_S = 4.0
 """Time limit, on a slow disk, for a sample's random reads; the same limit holds for its fsyncs."""
@@ -148,7 +149,7 @@ def _transfer(file: int, block: mmap.mmap, at: int, *, write: bool) -> float:
 
 
 def _random_reads(path: Path, size: int, count: int, most_s: float) -> list[float]:
-    """Returns each window's reads of one page per second, with one read in flight."""
+    """Returns the number of one-page reads per second in each window, with one read in flight."""
     file = open_direct(path, os.O_RDONLY)
     draw = random.Random(1)
     try:
@@ -164,7 +165,7 @@ def _random_reads(path: Path, size: int, count: int, most_s: float) -> list[floa
 
 
 def _fsyncs(path: Path, count: int, most_s: float) -> list[float]:
-    """Returns each window's appends of one page per second, each followed by an fsync."""
+    """Returns the number of one-page appends per second in each window, each with an fsync."""
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def append() -> float:

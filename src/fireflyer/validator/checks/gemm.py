@@ -95,7 +95,8 @@ def _case(
     left, right = draw.integers(-bound, bound + 1, (2, size, size))
     exact = (left @ right).astype(dtype)
     bits = np.int64 if dtype is np.float64 else np.int32
-    # A sum of 0 may be -0.0 in floating point but is +0.0 in integers: both are right.
+    # `exact` has +0.0 for a sum of 0. The product has -0.0 only if all its summands are -0.0, which
+    # does not happen with this many random elements.
     return left.astype(dtype), right.astype(dtype), exact.view(bits)
 
 

@@ -30,7 +30,7 @@ CHECKS = (
 
 MIB = 1 << 20
 ARRAY_BYTES = 64 * MIB
-"""Largest size of each of a thread's three arrays; each exceeds the thread's share of a cache."""
+"""Maximum size of each of a thread's three arrays; larger than the thread's share of a cache."""
 
 ROUNDS = 12
 FULL_ROUNDS = 100
@@ -51,8 +51,11 @@ Disturb = Callable[[Words, int], None]
 
 
 def run_bandwidth(settings: Settings) -> Iterator[Measured]:
-    """Adds two arrays into a third on all CPUs of each NUMA node (STREAM's Add: three words of
-    traffic an element). The figure is that of the slowest node, each by its best round."""
+    """Adds two arrays into a third on all CPUs of each NUMA node, like STREAM's Add.
+
+    An element causes three words of traffic. The figure is the bandwidth of the slowest NUMA node,
+    in its best round.
+    """
     best: dict[str, list[float]] = {}
     for node, cpus in numa_nodes(Path("/sys"), os.sched_getaffinity(0)).items():
         best[node] = bandwidth(cpus, ROUNDS if settings.quick else FULL_ROUNDS)

@@ -28,7 +28,7 @@ CHECKS = (
 MOST_SKEW_MS = 100.0
 UNSYNCHRONISED = 0x40
 FAILED_CUTS = 3
-"""Number of link losses since the node's start from which the check fails."""
+"""Number of link losses since the node's boot at which the check fails."""
 
 RECORD_BYTES = 8192
 

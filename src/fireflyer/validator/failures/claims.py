@@ -1,7 +1,7 @@
 """Contradictions between tables of one site, and between the paper's tables and its text. Pure.
 
-Contradictions between tables are searched for in the data of any site. Those with the text need the
-paper's own three tables.
+Contradictions between tables are searched for in the data of any site. Contradictions with the text
+are searched for only in the paper's own three tables.
 """
 
 from collections.abc import Iterable

@@ -17,7 +17,7 @@ MOST_EVENTS = 20_000_000
 
 
 class ClassRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Failure rate of one class."""
+    """Failure rate of one class: `events` failures in `days` days."""
 
     events: float
     days: float
@@ -96,7 +96,11 @@ def _poisson(draw: random.Random, each: ClassRate, share: float) -> Iterator[flo
 
 
 def _bursts(draw: random.Random, each: ClassRate, days: float, share: float) -> Iterator[float]:
-    """Draws each day from the table; keeps each event with probability `share`."""
+    """Yields the times of failures, in days.
+
+    Draws the number of events of each day from `bursts`. Each event becomes `share` failures on
+    average.
+    """
     counts = [count for count, _ in each.bursts]
     weights = [weight for _, weight in each.bursts]
     whole, rest = divmod(share, 1.0)

@@ -33,7 +33,7 @@ NETWORK = "network"
 SOFTWARE = "software"
 
 KINDS = {"silence": "node_lost", "hang": "hang", "oom": "out_of_memory"}
-"""Classes of the platform's observations whose kind alone decides."""
+"""Classes by the kind of an observation of the platform, for kinds that need no other field."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

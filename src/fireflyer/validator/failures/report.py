@@ -1,4 +1,7 @@
-"""Report of a site's failures: tables, rates, lemon nodes, contradictions. Pure."""
+"""Report of a site's failures: tables, rates, nodes that fail too often (lemons), contradictions.
+
+Pure.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -9,7 +9,7 @@ import numpy as np
 CONFIDENCE = 0.95
 
 LEMON = 0.01
-"""Probability that any healthy node of the fleet is called a lemon."""
+"""Maximum probability that any healthy node of the fleet is called a lemon."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +48,14 @@ def rate(
 ) -> Rate:
     """Computes a rate and its interval.
 
+    The interval is the exact interval of a Poisson process (Garwood, 1936). Failures in bursts
+    carry less information: they count as failures / dispersion.
+
     Args:
         failures: number of failures in the observation.
         days: length of the observation, above 0.
         nodes: size of the fleet; None: unknown.
         daily: count of each day, including days without failures; None: unknown.
-
-    The interval is the exact interval of a Poisson process (Garwood, 1936). Failures in bursts
-    carry less information: they count as failures / dispersion.
     """
     from scipy import stats
 
@@ -82,13 +82,13 @@ def rate(
 def lemons(failures: Mapping[str, int], nodes: int) -> list[Lemon]:
     """Returns the nodes that failed too often, worst first.
 
-    Args:
-        failures: number of failures of each node that had failures.
-        nodes: size of the fleet.
-
     The expected number is the mean of all other nodes, without the lemons already found. The chance
     of a Poisson variable is multiplied by the number of nodes, so a large fleet names no more
     healthy nodes than a small one.
+
+    Args:
+        failures: number of failures of each node that had failures.
+        nodes: size of the fleet.
     """
     from scipy import stats
 

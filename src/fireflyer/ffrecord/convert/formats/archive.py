@@ -16,8 +16,8 @@ from fireflyer.ffrecord.convert.source import reading
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-_LONGEST_NAME = 1 << 16  # bytes of a name or of an extended header
-_LARGEST_SPARSE = 1 << 30  # bytes of a sparse file; its holes take no space in the archive
+_LONGEST_NAME = 1 << 16  # maximum bytes of a name or of an extended header
+_LARGEST_SPARSE = 1 << 30  # maximum bytes; holes take no space in the archive
 _STEP = 1 << 20
 
 _FILES = b"0\07"
@@ -63,7 +63,10 @@ def members(path: str) -> Iterator[tuple[str, bytes]]:
 
 @dataclass(slots=True)
 class _Entry:
-    """Member: its header and the extension headers before it."""
+    """Member of an archive: its header, and the extension headers before it.
+
+    `place` is the position of the first of these headers in the archive.
+    """
 
     place: int
     name: str = ""
@@ -90,7 +93,7 @@ class _Archive:
     def __init__(self, stream: BinaryIO, path: str, *, seekable: bool) -> None:
         self._stream, self._path, self._seekable = stream, path, seekable
         self.place = 0
-        # Files before `place`, collected at the first hard link.
+        # Position of each file before `place`, by name; None until the first hard link needs it.
         self._places: dict[str, int] | None = None
 
     def files(self) -> Iterator[tuple[str, bytes]]:
@@ -267,7 +270,7 @@ def _text(field: bytes) -> str:
 
 
 def _octal(field: bytes, where: str) -> int:
-    if field[0] == 0x80:  # base 256, for more than 8 GiB
+    if field[0] == 0x80:  # base 256, which tar uses from 8 GiB on
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
     if not digits:
@@ -320,7 +323,7 @@ def _leading_map(data: bytes, where: str) -> tuple[_Map, bytes]:
 
 
 def _line(data: bytes, at: int, where: str) -> tuple[int, int]:
-    """Returns the number in the line at `at`, and the begin of the next line."""
+    """Returns the number in the line at `at`, and the position of the next line."""
     end = data.find(b"\n", at, at + 24)
     if end < 0:
         raise Corrupted(f"{where}: a damaged map of a sparse file")

@@ -1,4 +1,4 @@
-"""numpy files; the first axis is the sample."""
+"""Source of numpy files; the first axis of each array counts the samples."""
 
 import os
 import zipfile
@@ -14,7 +14,8 @@ from fireflyer.ffrecord.convert.source import Column, Row, ahead, chosen, readin
 
 
 class ArraySource:
-    """Source of one `.npy` (column `data`), an `.npz`, or a folder of `.npy` files: a column each.
+    """Source of one `.npy` (column `data`), an `.npz`, or a folder of `.npy` files; an array is a
+    column.
 
     `.npy` files are mapped; arrays of an `.npz` are held in memory. Object arrays (pickles) are
     rejected.

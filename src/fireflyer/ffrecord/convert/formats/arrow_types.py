@@ -1,4 +1,4 @@
-"""Types of Arrow as the types and shapes of columns."""
+"""Translation of Arrow's types to types and shapes of columns."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Tensor:
         return tuple(self.shape[axis] for axis in self.order)
 
     def arranged(self, flat: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Returns an array (..., product of shape) as (..., *sizes)."""
+        """Reshapes an array from (..., product of `shape`) to (..., *sizes)."""
         around = flat.shape[:-1]
         whole = flat.reshape(*around, *self.shape)
         return whole.transpose(*range(len(around)), *(len(around) + axis for axis in self.order))
@@ -57,7 +57,7 @@ class ArrowTypes:
     def plain(self, kind: Any) -> Any:
         """Returns the type without extensions, with dates, times and durations as integers.
 
-        Arrow converts values to it without loss.
+        Arrow converts values to this type without loss.
         """
         arrow, kind = self._arrow, self.storage(kind)
         if self.is_(kind, *_INT32):
@@ -77,7 +77,10 @@ class ArrowTypes:
         return kind
 
     def column(self, name: str, kind: Any) -> tuple[Column, Tensor | None] | None:
-        """Returns the column for values of a type, and how to arrange them; None without any."""
+        """Returns a pair: the column for values of a type, and the tensor that they contain or None.
+
+        Returns None instead of a pair if a record file cannot store the type.
+        """
         shape, inner, tensor = self._axes(kind)
         if not shape and self.is_(inner, *_STRINGS):
             return Column(name, "str"), None
@@ -90,7 +93,7 @@ class ArrowTypes:
         return None
 
     def _axes(self, kind: Any) -> tuple[tuple[int | None, ...], Any, Tensor | None]:
-        """Returns the shape of lists and tensors, the type in them, and the tensor."""
+        """Returns the shape of lists and tensors, the type of their elements, and the tensor or None."""
         shape: tuple[int | None, ...] = ()
         inner = kind.value_type if self.is_(kind, "dictionary") else kind
         while True:

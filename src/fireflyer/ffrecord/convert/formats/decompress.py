@@ -17,7 +17,7 @@ def decompressed(path: str | os.PathLike[str], kind: str, size: int) -> bytes:
     """Reads a file in one of `COMPRESSIONS`, e.g. "zstd" or "zstd:7", that holds `size` bytes.
 
     Raises:
-        ConfigError: an unknown kind, or its package is not installed.
+        ConfigError: the kind is unknown, or the package for the kind is not installed.
         Corrupted: the file is damaged, or holds another number of bytes.
         StorageError: the file cannot be read.
     """

@@ -67,7 +67,14 @@ class FolderSource:
 def _walk(
     folder: str, before: str = "", around: frozenset[tuple[int, int]] = frozenset()
 ) -> Iterator[str]:
-    """Yields file names relative to the root: first the folder's own files, then those below it."""
+    """Yields file names relative to the root: first the files of a folder, then those of each
+    sub-folder.
+
+    Args:
+        folder: path of the folder.
+        before: its path relative to the root, with a trailing slash; "" for the root.
+        around: (device, inode) of the enclosing folders.
+    """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in around:

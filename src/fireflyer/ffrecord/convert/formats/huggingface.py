@@ -33,8 +33,8 @@ def open_saved(folder: str | os.PathLike[str], columns: Sequence[str] | None = N
 
     Raises:
         ConfigError: the folder holds several splits, or a data set saved with a selection of rows.
-            Also raised by `ParquetSource`.
-        Corrupted: its state is invalid, or a file is damaged.
+            Also the errors of `ParquetSource`.
+        Corrupted: `state.json` is invalid, or a file is damaged.
         StorageError: the data set cannot be read.
     """
     root = Path(folder)

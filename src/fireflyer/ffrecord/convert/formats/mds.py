@@ -1,8 +1,9 @@
 """MDS, the shards of mosaicml-streaming: `index.json` and `*.mds` files.
 
-A shard holds u32 samples, u32[samples + 1] starts counted from byte 0, the settings as JSON, and
-the samples. A sample holds u32 sizes of the columns without a fixed size, then the data of all
-columns. Pickles are never loaded.
+A shard holds the number of samples (u32), a table of positions (u32[number + 1]), the settings as
+JSON, and the samples. The table gives the position of each sample in the file, and of the file's
+end. A sample holds u32 sizes of the columns without a fixed size, then the data of all columns.
+Pickles are never loaded.
 """
 
 import os
@@ -34,6 +35,7 @@ _TYPES = {
     65: "int64",
     66: "float64",
 }
+"""Dtype by the code in the first byte of an array whose encoding names no dtype."""
 _PLAIN_BYTES = ("bytes", "jpeg", "png")
 _PLAIN_TEXT = ("str", "json", "str_int", "str_float", "str_decimal")
 
@@ -118,7 +120,7 @@ class MdsSource:
             raise Corrupted(f"{self.name}/index.json: shard {name!r} names no compressed file")
 
     def _bytes(self, shard: _Shard) -> memoryview:
-        """Returns the bytes of a shard: at most 4 GiB by the format, by default 64 MiB."""
+        """Returns the bytes of a shard. The format allows 4 GiB; writers make 64 MiB by default."""
         path = self._folder / shard.raw_data.basename
         if shard.zip_data is None or path.exists():
             return memoryview(read_file(path))

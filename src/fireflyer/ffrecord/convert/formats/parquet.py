@@ -19,10 +19,11 @@ _BATCH = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Column and its place.
+    """Column, and where the file stores it.
 
     Attributes:
-        path: name of the column in the file, then of nested struct fields.
+        path: name of the column in the file, then names of nested struct fields.
+        column: column of the rows.
         tensor: shape and axis order of tensors stored as innermost lists; None: no tensors.
     """
 
@@ -34,19 +35,20 @@ class _Field:
 class ParquetSource:
     """Parquet file, or Arrow IPC file or stream (`.arrow`, `.feather`).
 
-    Integers, floats and bools keep their type. Strings become str, and binaries become bytes. Lists of
-    numbers and fixed-shape tensors become arrays. Each struct field becomes a column, e.g. `image.bytes`.
-    Dictionaries are replaced by their values; timestamps, dates, times and durations, also in lists,
-    by the integers of their own unit. A column with nulls is nullable. All other lists, lists with
-    nulls inside and ragged nested lists become nested values. Whether a column is nullable or ragged
-    depends on its values, so a first pass reads each column that the schema does not make nested.
+    Integers, floats and bools keep their type. Strings become str, and binaries become bytes. Lists
+    of numbers and fixed-shape tensors become arrays. Each struct field becomes a column, e.g.
+    `image.bytes`. Dictionary-encoded values are decoded. Timestamps, dates, times and durations,
+    also in lists, become integers in their own unit. A column with nulls is nullable. All other
+    lists, lists with nulls inside and ragged nested lists become nested values (`msgpack`). Only
+    the values show if a column is nullable or ragged. A first pass therefore reads each column that
+    the schema does not make nested.
     """
 
     length: int | None
     columns: tuple[Column, ...]
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
-        """Reads the schema and scans the columns, or those of `columns`.
+        """Reads the schema and scans the columns: all, or only those named by `columns`.
 
         Raises:
             ConfigError: pyarrow is not installed, or a column has an unsupported type.
@@ -83,7 +85,7 @@ class ParquetSource:
                 first += batch.num_rows
 
     def _held(self, batch: Any) -> dict[str, Any]:
-        """Returns the cells of each column."""
+        """Returns the values of each column of a batch."""
         return {field.column.name: self._cells(batch, field.path) for field in self._fields}
 
     def _row(self, held: dict[str, Any], number: int, first: int) -> Row:
@@ -99,7 +101,7 @@ class ParquetSource:
             return self._ipc(mapped).schema
 
     def _batches(self, names: list[str]) -> Generator[Any, None, None]:
-        """Yields all rows of the columns `names`."""
+        """Yields all rows of the columns `names` in validated batches."""
         for batch in self._unchecked_batches(names):
             # pyarrow trusts the offsets and lengths that it reads; invalid ones would crash the
             # process.
@@ -129,7 +131,8 @@ class ParquetSource:
 
     def _scanned(self, fields: list[_Field]) -> tuple[int, list[_Field]]:
         """Counts the rows and chooses for each column a type that holds its values."""
-        # Not from Parquet's statistics: damaged statistics make pyarrow crash the process.
+        # This reads the values, not Parquet's statistics: damaged statistics make pyarrow crash the
+        # process.
         nullable: set[str] = set()
         nested: set[str] = set()
         known = [field for field in fields if field.column.dtype != NESTED]
@@ -244,7 +247,12 @@ def _arranged(value: Any, tensor: Tensor) -> Any:
 
 
 def need(module: str, purpose: str, package: str = "") -> Any:
-    """Imports an optional module; `package` is its distribution if that has another name.
+    """Imports an optional module.
+
+    Args:
+        module: name of the module.
+        purpose: use that needs the module, for the error.
+        package: distribution to install; default: the module's first part.
 
     Raises:
         ConfigError: the module is not installed.

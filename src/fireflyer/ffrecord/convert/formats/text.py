@@ -15,7 +15,7 @@ _EXACT = 1 << 53
 
 
 class TextSource:
-    """Lines without their ends ("\\n" or "\\r\\n"), as rows {text}."""
+    """Lines without their terminators ("\\n" or "\\r\\n"), as rows {text}."""
 
     columns: tuple[Column, ...] = (Column("text", "str"),)
 
@@ -33,9 +33,9 @@ class JsonLinesSource:
     """Objects, one per line; skips empty lines. The file is read twice: first for its columns.
 
     A key with only integers becomes int64, numbers float64, true and false bool, strings str, and
-    lists of numbers of one depth an array. Any other key becomes a str column of JSON text:
-    objects, null, mixed or missing values. So do integers beyond 2**53 beside fractions, which
-    float64 would round.
+    lists of numbers of one depth an array. A key with objects, null, mixed or missing values
+    becomes a str column of JSON text. So does a key with both fractions and integers beyond 2**53,
+    because float64 would round these integers.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -115,7 +115,7 @@ def _kind(value: Any) -> str:
     """Returns bool, int64, float64, str or json; the first three with a "[]" for each list level.
 
     "wide" is an int64 that float64 may round. "empty[]" is a list without numbers, which fits lists
-    of any numbers with as many levels, or more.
+    of any numbers with at least as many levels.
     """
     if isinstance(value, bool):
         return "bool"

@@ -21,8 +21,9 @@ _BYTES = 64 << 20
 def to_parquet(rows: Iterable[Row], source: Source, path: Path) -> int:
     """Writes `rows`, the rows of `source`, and reads them back; returns their number.
 
-    Columns keep their types, and lists of several sizes become lists. Nested values become lists
-    and structs of types that hold all of them, which takes an additional read.
+    Columns keep their types. Each axis of an array becomes a list, of fixed size if the column has
+    a fixed size. Nested values become lists and structs. If there are nested values, all rows are
+    read first, to find types that hold these values.
 
     Raises:
         ConfigError: pyarrow is not installed, or Parquet cannot hold a column or value.
@@ -68,7 +69,7 @@ def _schema(source: Source, arrow: Any) -> Any:
 
 
 def _digest(cells: Any, arrow: Any) -> bytes:
-    """Returns a digest of an array's values, which does not depend on its buffers."""
+    """Returns a digest of an array's values, which is the same for any layout of its buffers."""
     kind, types, compute = cells.type, arrow.types, need("pyarrow.compute", "writing Parquet")
     made = hashlib.blake2b(len(cells).to_bytes(8, "little"))
     made.update(np.packbits(cells.is_valid().to_numpy(zero_copy_only=False)).tobytes())

@@ -1,8 +1,8 @@
 """The cluster as a drawing: zones, their leaves, and a cell per node. Pure.
 
-Every leaf is a drawing of its own, COLUMNS cells wide, so that a narrow page stacks them. A cell
-shows its state by shape as well as colour: the part in use is filled, and a node that is not ready
-has a letter.
+Every leaf (the nodes of one switch) is a drawing of its own, COLUMNS cells wide, so that a narrow
+page stacks the leaves. A cell shows its state by shape as well as colour: the part in use is
+filled, and a node that is not ready has a letter.
 """
 
 import re
@@ -38,7 +38,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     state: State
     letter: str
     own: bool
-    """True if one of the reader's own tasks is there."""
+    """True if one of the reader's own tasks holds the node."""
     title: str
 
 

@@ -14,7 +14,7 @@ MOST_BARS = 400
 share of its time."""
 
 ATTEMPTS = 30
-"""Maximum number of attempts shown: the newest."""
+"""Maximum number of attempts shown; older attempts are left out."""
 
 MARKS = 200
 
@@ -67,9 +67,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[Run, ...]
     """Attempts, newest first."""
     left_out: int
-    """Number of older attempts."""
+    """Number of older attempts that are not shown."""
     causes: tuple[Cause, ...]
-    """Causes that appear."""
+    """Causes that appear in the bars."""
 
 
 class _Scale:

@@ -18,8 +18,8 @@ SIZE = (360, 230)
 shows one, with a unit of slightly less than a pixel."""
 
 FEW = 12
-"""Maximum points of a line whose points all have markers. Without a marker, a line of one point is
-invisible."""
+"""Maximum number of points of a line up to which each point gets a marker. Without a marker, a line
+of one point is invisible."""
 
 SPANS = (
     ("minutes", 60.0, 2 * 3600.0),
@@ -36,9 +36,9 @@ class Graph(msgspec.Struct, frozen=True):
     unit: str
     """Unit of the vertical axis; "" for the unit of the cluster's capacity."""
     metrics: tuple[tuple[str, str], ...]
-    """Each metric (`sampling/series.py`) and its name."""
+    """Each metric (`sampling/series.py`), and the name of its line in the chart."""
     factor: float = 1.0
-    """Units per unit of the metric."""
+    """Factor by which the metric's values are multiplied to get `unit`."""
 
 
 _MIB, _GIB = 2.0**-20, 2.0**-30

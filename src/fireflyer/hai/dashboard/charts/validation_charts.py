@@ -1,4 +1,5 @@
-"""Charts of validations: heat maps of a fleet and of one node, and one figure over time. Pure."""
+"""Charts of validations: heat maps of a fleet and of one node, and one measured value ("figure") of
+a node over time. Pure."""
 
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
@@ -18,7 +19,7 @@ worst of them."""
 MARKS: dict[Standing, str] = {"passed": "", "not run": "·", "worse": "!", "failed": "×"}
 
 DARKEST = 0.2
-"""Loss of the darkest cells."""
+"""Loss against the fleet's median, as a share, from which on a cell has the darkest shade."""
 
 DAY_S = 86_400.0
 

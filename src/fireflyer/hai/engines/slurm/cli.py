@@ -101,9 +101,9 @@ def share_of(
     gpus: int, memory_mib: int, nodes: Iterable[Node], *, cpus: int = 0, typed: bool = False
 ) -> Share:
     """Returns the share of a gang that asks for `gpus` (0: whole nodes), `memory_mib` and `cpus` of
-    each node. CPUs and memory that the gang leaves open are in proportion to the GPUs, by the
-    smallest node. `typed`: the gang asks for a type of GPU. The job then names the type in Slurm's
-    gres, if all nodes have the same one."""
+    each node. If the gang asks for no CPUs or no memory, the share has them in proportion to the
+    GPUs, computed from the smallest node. `typed`: the gang asks for a type of GPU. The job then
+    names the type in Slurm's gres, if all nodes have the same type."""
     nodes = list(nodes)
     least = min((node.gpus for node in nodes), default=0)
     if not gpus or not least or any(node.whole for node in nodes):
@@ -277,7 +277,8 @@ def parse_node(
 
 
 def parse_tree(text: str) -> dict[str, TreePosition]:
-    """Parses the switch tree of `scontrol show topology`: node -> leaf and zone. Ignores blocks.
+    """Parses the switch tree of `scontrol show topology`: node -> leaf and zone. Ignores the lines
+    of a block topology.
 
     The leaf is the lowest switch above a node. The zone is the highest switch above the leaf that
     does not cover every node of the tree. In a tree with several roots the zone is a root.

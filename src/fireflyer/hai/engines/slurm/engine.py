@@ -159,7 +159,7 @@ class SlurmEngine(LocalEngine):
                 self._determine_ends(run, ended)
             run.state.sealed(_now())
             self._follow(run)
-        if grace is not None:  # the server may have died before the suspend's second phase
+        if grace is not None:  # the server may have died between Freeze and Decide of the suspend
             await self.suspend(gang.task, gang.attempt, grace)
 
     def _determine_ends(self, run: _Run, ended: Ended) -> None:
@@ -268,7 +268,8 @@ class SlurmEngine(LocalEngine):
     async def _start_parts(
         self, run: _Run, job: Job, links: dict[str, RemoteLink | None]
     ) -> float | None:
-        """Starts the parts that do not run yet. Returns the grace of a suspend in progress."""
+        """Starts the parts that do not run yet. Returns the grace period in seconds of a suspend in
+        progress; None: no suspend is in progress."""
         gang = run.gang
         reached = [link for link in links.values() if link is not None]
         for link in reached:
@@ -343,7 +344,7 @@ class SlurmEngine(LocalEngine):
             raise NoSuchNode(f"there is no node {node!r}; `fireflyer nodes` lists them")
         await asyncio.to_thread(self._slurm.mark, node, state, reason)
         await self._refresh_nodes()
-        self._nodes_at = 0.0  # a resumed node must first respond
+        self._nodes_at = 0.0  # query again soon: a resumed node must first respond
 
     async def _end(self, task: str, job: Job) -> None:
         """Ends a task's job; returns once no process of the job is left."""

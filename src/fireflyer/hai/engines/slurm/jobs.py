@@ -20,7 +20,7 @@ _log = get_logger("hai")
 
 
 class Job:
-    """Job as last seen."""
+    """Job of a task, in the state that the last query reported."""
 
     def __init__(self, id: int, nodes: frozenset[str], state: str) -> None:
         self.id = id
@@ -38,9 +38,8 @@ class Job:
     @property
     def over(self) -> bool:
         """True if no process of the job is left on any node."""
-        if (
-            self.state == "COMPLETING"
-        ):  # Slurm may keep this state for as long as it waits for a dead node
+        # Slurm may keep the state COMPLETING for as long as it waits for a dead node.
+        if self.state == "COMPLETING":
             return not self.left
         return self.state == GONE or final(self.state)
 
@@ -49,7 +48,7 @@ class Job:
 
 
 class PartitionNodes:
-    """Nodes as last seen."""
+    """Nodes of the partition, as the last query reported them."""
 
     def __init__(self, slurm: Slurm) -> None:
         """Reads the nodes.
@@ -140,9 +139,8 @@ class Jobs:
     async def refresh(self) -> None:
         """Reads the states of all known jobs."""
         async with self._looking:  # an older answer must not replace a newer one
-            known = list(
-                self._jobs.values()
-            )  # the query may miss a job that is submitted meanwhile
+            # Copied first: the query may miss a job that is submitted meanwhile.
+            known = list(self._jobs.values())
             try:
                 lines = await self._list()
             except (PeerLost, TaskError) as error:

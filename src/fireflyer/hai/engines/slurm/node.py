@@ -1,11 +1,10 @@
-"""Program that Slurm starts on each node of a job: announces the node's address, then becomes guard
-and supervisor.
+"""Program that Slurm starts on each node of a job: announces the node's address, then executes the
+supervisor and its guard.
 
-    python -P -m fireflyer.hai.engines.slurm.node ATTEMPT_FOLDER        (a task of the job's one
-        step)
+    python -P -m fireflyer.hai.engines.slurm.node ATTEMPT_FOLDER    (srun runs one on each node)
 
-The input is a file in the attempt's folder that only its user can read; arguments and environment
-contain no secret.
+The input is a file in the attempt's folder that only the file's owner can read; arguments and
+environment contain no secret.
 """
 
 import fcntl
@@ -34,9 +33,8 @@ def main(arguments: list[str]) -> None:
     job = int(os.environ["SLURM_JOB_ID"])
     announce(directory.parent, node, Announcement(job=job, host=part.address, port=port))
     null = os.open("/dev/null", os.O_RDONLY)
-    bound = fcntl.fcntl(
-        listener, fcntl.F_DUPFD, 10
-    )  # above the descriptors that the loop overwrites
+    # Above the descriptors that the loop overwrites.
+    bound = fcntl.fcntl(listener, fcntl.F_DUPFD, 10)
     for source, target in ((null, 0), (output, 1), (output, 2), (bound, 3)):
         os.dup2(source, target)
     os.close(bound)
