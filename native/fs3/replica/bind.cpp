@@ -25,7 +25,8 @@ namespace {
 
 using Machine = nb::class_<Replica>;
 
-// A store implemented in Python. Exceptions of its methods leave step(); the replica must not be used afterwards.
+// A store implemented in Python. An exception of one of its methods leaves step(); the replica must not be used
+// afterwards.
 class ObjectLookup final : public Lookup {
  public:
   explicit ObjectLookup(nb::object store) : store_(std::move(store)) {}
@@ -258,7 +259,7 @@ void bind_lookups(nb::module_ m) {
   nb::class_<MapStore, Lookup>(m, "MapStore", "A store whose chunks hold one number each; for tests.")
       .def(nb::init<>())
       .def("apply", &MapStore::apply, "action"_a, "written"_a = 0, "bad"_a = false,
-           "Returns the refusal, if any; otherwise sync() returns the outcome.")
+           "Returns an Applied if refused, else []; sync() then has the outcome.")
       .def("commit", &MapStore::commit, "action"_a)
       .def("drop", &MapStore::drop, "action"_a)
       .def("mark", &MapStore::mark)
@@ -287,10 +288,10 @@ void bind(nb::module_ m) {
       .def_prop_ro("target", &Replica::target)
       .def_prop_ro("incarnation", &Replica::incarnation)
       .def_prop_ro("local", &Replica::local, "The last LocalState.")
-      .def_prop_ro("role", &Replica::role, "The replica's role; offline also if the chain names another incarnation.")
+      .def_prop_ro("role", &Replica::role, "State in the chain; offline if the replica must not act in it.")
       .def_prop_ro("busy_chunks", &Replica::busy_chunks,
-                   "Number of chunks with jobs, pending versions or parked reads.")
-      .def_prop_ro("outstanding", &Replica::outstanding, "Number of Sends, Applies and Drops without an answer.");
+                   "Number of chunks with jobs, pending versions or waiting reads.")
+      .def_prop_ro("outstanding", &Replica::outstanding, "Number of awaited answers to Sends, Applies and Drops.");
 }
 
 }  // namespace ff::fs3::replica

@@ -1,8 +1,8 @@
 // Inputs of a replica: events of its shell and messages of other replicas. Plain values; copying one copies no bytes.
 //
 // A *payload* is the shell's number for bytes (0: none). Exactly one Release action returns each payload of an event.
-// An *op* is the number of a request, known to both sides. The shell's ops (ClientWrite, Read) never repeat while the
-// replica exists; the replica's ops grow by one and never repeat.
+// An *op* is the number of a request: the requester chooses it, and the answer carries it. The shell's ops
+// (ClientWrite, Read) never repeat while the replica exists; the replica's ops grow by one and never repeat.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ using Op = std::uint64_t;  // 0: none
 using Payload = std::uint64_t;
 using Incarnation = std::uint64_t;
 
-enum class State : std::uint8_t { serving, recovering, lastsrv, syncing, waiting, offline };  // the order of members
+// State of a member in a chain. The members of a chain are in the order of these values.
+enum class State : std::uint8_t { serving, recovering, lastsrv, syncing, waiting, offline };
 enum class Local : std::uint8_t { online, uptodate, faulty };
 
 struct Member {
@@ -29,12 +30,12 @@ struct Member {
 // State of a chunk in an index or a page.
 struct Entry {
   ChunkId chunk;
-  Version committed = 0;  // 0: absent
-  std::uint32_t length = 0;
-  std::uint32_t crc = 0;
-  Version pending = 0;   // 0: none
-  bool removes = false;  // the pending version removes the chunk
-  std::uint32_t pending_crc = 0;
+  Version committed = 0;          // 0: absent
+  std::uint32_t length = 0;       // of the committed contents
+  std::uint32_t crc = 0;          // of the committed contents
+  Version pending = 0;            // 0: none
+  bool removes = false;           // the pending version removes the chunk
+  std::uint32_t pending_crc = 0;  // of the pending contents
 };
 
 // ---- From the shell ----------------------------------------------------------------------------------------------
@@ -45,9 +46,9 @@ struct Routing {
   std::vector<Member> members;  // in order
 };
 
-// runs false: the lease has ended. true: the lease runs, for the same incarnation. If the lease did not run before,
-// `version` is the chain's version at the manager when the lease was granted. The target may have left the chain
-// meanwhile, so it serves only once it knows that version.
+// `runs` false: the lease has ended. `runs` true: this incarnation holds the lease. If the lease did not run before,
+// `version` is the chain's version at the manager when the lease was granted. The replica may know an older chain that
+// still contains the target, so it serves only once its chain has at least that version.
 struct Lease {
   bool runs = false;
   ChainVersion version = 0;
@@ -77,14 +78,14 @@ struct Damaged {
   ChunkId chunk;
 };
 
-// Outcome of an Apply, Drop or Conclude in the store, once for each. ok: durable.
+// Outcome of an Apply, Drop or Conclude in the store; each gets exactly one Applied. Status ok: the change is durable.
 struct Applied {
   Op op = 0;
   Status status = Status::ok;
-  std::uint32_t length = 0;  // Apply: of the chunk afterwards
+  std::uint32_t length = 0;  // of an Apply: length of the chunk in the new version
 };
 
-// The Send of `op` may stay without an answer (connection lost, timeout), or the message was never sent. `corrupt`: the
+// The Send of `op` may never be answered (connection lost, timeout), or the message was never sent. `corrupt`: the
 // contents to send fail their CRC; `not_found`: that version does not exist.
 struct SendFailed {
   Op op = 0;
@@ -96,11 +97,12 @@ struct Retry {  // the backoff of Pause{op} is over
 };
 
 // ---- Messages between replicas: sent by a Send action, passed unchanged to the receiver's step() -------------------
-// An answer (Answer, Page, Fetched, Tags) carries op and chain version of its request. In one chain version a replica
-// has only one incarnation, so the chain version reveals an answer to an earlier incarnation.
+// An answer (Answer, Page, Fetched, Tags) carries the op and chain version of its request. In one chain version a
+// replica has only one incarnation, so the chain version reveals an answer to an earlier incarnation.
 
-// Asks the successor to make `version` of the chunk durable. `settled`: all ops below it were answered or abandoned, so
-// an update whose op is below a `settled` seen before is a late duplicate.
+// Asks the successor to make `version` of the chunk durable. `settled`: every Update with a lower op was answered or
+// abandoned. So the receiver ignores an Update whose op is below the largest `settled` that it has seen: that Update is
+// a late duplicate.
 struct Update {
   Op op = 0;
   Op settled = 0;
@@ -113,11 +115,11 @@ struct Update {
   std::uint32_t offset = 0;
   std::uint32_t length = 0;
   Tag tag;
-  Payload payload = 0;  // replace: set by the receiving shell, which holds the contents that came with the message
-  bool forget = false;  // remove: the receiver's chunk is not the chain's; no removal happened
+  Payload payload = 0;  // replace: set by the receiver's shell, which holds the contents that came with the message
+  bool forget = false;  // remove: the chain has no such chunk; the removal is not a client's write
 };
 
-// Answers an Update or SyncDone. For a PageAsk, Fetch or TagsAsk, an Answer is a refusal (never `ok`).
+// Answers an Update or SyncDone. For a PageAsk, Fetch or TagsAsk, an Answer refuses the request (never `ok`).
 struct Answer {
   Op op = 0;
   TargetId from = 0;
@@ -141,8 +143,9 @@ struct Page {
   Version floor = 0;
 };
 
-// The successor has all chunks; floor and tags (payload) make it complete. The shell sends the store's tags at the time
-// when it carries out the action; tags of pending versions get version 0.
+// Tells the SYNCING successor that it has all chunks. The successor becomes complete with `floor` and the tags in
+// `payload`. These are the tags of the sender's store when its shell carries out the Send; tags of pending versions get
+// version 0.
 struct SyncDone {
   Op op = 0;
   TargetId from = 0;
@@ -157,7 +160,7 @@ struct Fetch {  // asks for the whole contents of that version, committed or pen
   ChainVersion chain_version = 0;
   ChunkId chunk;
   Version version = 0;
-  bool as_is = false;  // even if they fail their CRCs
+  bool as_is = false;  // send the contents even if they fail their CRCs
 };
 
 struct Fetched {
@@ -166,19 +169,19 @@ struct Fetched {
   ChainVersion chain_version = 0;
   ChunkId chunk;
   Version version = 0;
-  Status status = Status::ok;  // or not_found; or corrupt, set by the sending shell
-  Payload payload = 0;         // set by the receiving shell
+  Status status = Status::ok;  // ok, not_found, or corrupt (set by the sender's shell)
+  Payload payload = 0;         // set by the receiver's shell
   std::uint32_t crc = 0;       // of the whole contents, from the sender's index
 };
 
-// Sent to a LASTSRV member by the RECOVERING one.
+// Asks a LASTSRV member for its tags and floor; sent by the RECOVERING member.
 struct TagsAsk {
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;
 };
 
-struct Tags {  // the store's tags, also those of pending versions, unchanged
+struct Tags {  // answers a TagsAsk: floor and all tags of the store; tags of pending versions keep their version
   Op op = 0;
   TargetId from = 0;
   ChainVersion chain_version = 0;

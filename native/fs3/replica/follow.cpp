@@ -1,11 +1,11 @@
-// The SYNCING target's side of a sync, and a LASTSRV target's answers to the RECOVERING one.
+// The SYNCING target's side of a sync, and a LASTSRV target's answers to the RECOVERING target.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {
 
-// Returns whether the asking target may get answers. They are final only when no write from before the routing is in
+// Returns whether the asking target may get answers. Answers are final only when no write from before the routing is in
 // flight to the disk.
 bool Replica::may_ask(TargetId from, ChainVersion chain_version) const {
   if (chain_version != chain_ || old_ > 0) return false;
@@ -35,10 +35,10 @@ void Replica::on(const SyncDone& done) {
     conclude_ = next_op_++;
     conclude_answer_ = done.op;
     conclude_payload_ = payload;
-    floor_ = std::max(floor_, done.floor);  // like the store's floor: versions of removed chunks are used up
+    floor_ = std::max(floor_, done.floor);  // as Conclude does in the store: new chunks get versions above the floor
     act(Conclude{conclude_, done.floor, payload});
     return;
-  } else if (!mine || conclude_ < routing_op_) {  // a Conclude of an older routing is still in flight
+  } else if (!mine || conclude_ < routing_op_) {  // or a Conclude of an older routing is in flight: the asker retries
     answer(done.op, done.from, done.chain_version, Status::stale_routing);
   }
   release(payload);

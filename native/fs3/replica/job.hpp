@@ -1,4 +1,5 @@
-// Jobs of a chunk: a type for each kind, with the fields that the kind uses. transitions.hpp has their stages.
+// Jobs: the work that a replica has to do on one chunk, in a queue of the chunk. Each kind of job is a type with the
+// fields that the kind uses. transitions.hpp has the transitions between the stages.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ enum class JobKind : std::uint8_t { client_write, forwarded_update, inherited, s
 
 enum class Stage : std::uint8_t {
   waiting,         // in the queue of the chunk
-  held,            // a removal that waits for creations below its version
+  held,            // a client's write has its number; a removal waits for creations with versions up to its own
   applying,        // Apply of the job's version in flight
   sending,         // Update in flight to the successor, or paused
   fetching,        // Fetch of the job's version in flight, or paused
@@ -42,10 +43,10 @@ struct Outgoing {
 
 // An Outgoing version that a client or the predecessor waits for.
 struct Write : Outgoing {
-  Status outcome = Status::ok;  // of a dropped version: the status of its answers
-  bool counted = false;         // `version` is in the replica's creations or removals
-  ChainVersion chain = 0;       // chain version of the Update to answer
-  Op answer = 0;                // op of that Update
+  Status outcome = Status::ok;  // status to answer after a Drop of the version
+  bool counted = false;         // `version` is in the replica's creations_ or removals_
+  ChainVersion chain = 0;       // chain version of the Update that `answer` names
+  Op answer = 0;                // op of the predecessor's Update to answer; 0: none
   Tag tag;
   std::vector<Op> clients;  // ops of the ClientWrites to answer
 };
@@ -55,7 +56,7 @@ struct Bytes {
   Payload payload = 0;
 };
 
-// A client's write at the head.
+// A client's write, which this target received as the head.
 struct ClientWrite : Write {
   Bytes bytes;
   bool left = false;  // an Update of the version may have reached the successor
@@ -70,10 +71,10 @@ struct ForwardedUpdate : Write {
 // A pending version that no job completes: it is from before a restart, or from another role.
 struct Inherited : Write {};
 
-// A chunk that differs at the SYNCING successor. A REMOVE is a `forget`.
+// A chunk that differs at the SYNCING successor. A removal is sent with `forget`.
 struct Sync : Outgoing {
   Entry seen;              // the successor's entry
-  ChainVersion chain = 0;  // chain version of the walk
+  ChainVersion chain = 0;  // chain version of the walk that made the job
 };
 
 // A version that the RECOVERING target lacks: its contents, or its removal.
@@ -81,7 +82,7 @@ struct Take {
   Kind kind = Kind::replace;
   bool as_is = false;      // fetched from `peer` even if the bytes fail their CRCs
   TargetId peer = 0;       // the LASTSRV target that has the version
-  ChainVersion chain = 0;  // chain version of the walk
+  ChainVersion chain = 0;  // chain version of the walk that made the job
   Version version = 0;
   Entry seen;  // entry of `peer`
 };
@@ -95,9 +96,9 @@ using Any = std::variant<ClientWrite, ForwardedUpdate, Inherited, Sync, Take, Re
 
 // The search of a job for intact contents at other replicas.
 struct Search {
-  std::uint8_t refetches = 0;  // fetches that replaced the local contents, at most kMostRefetches
-  bool unanswered = false;     // some source did not answer
-  std::uint32_t tried = 0;     // sources that failed
+  std::uint8_t refetches = 0;  // Applies of fetched contents that have ended, also refused ones; at most kMostRefetches
+  bool unanswered = false;     // a source of this round did not answer, or refused the Fetch
+  std::uint32_t tried = 0;     // number of sources of this round that failed
   Payload fetched = 0;         // contents that arrived, until their Apply ends
 };
 

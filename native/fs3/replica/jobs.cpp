@@ -20,7 +20,7 @@ const Transition* Replica::transition(const Place& place, const Job& job, Signal
   return nullptr;
 }
 
-// Gives the chunk's first job a signal, and those that its actions raise. `status`: the answer of Do::refuse.
+// Gives the chunk's first job a signal, then the signals that its actions raise. `status`: the answer of Do::refuse.
 void Replica::raise(Place& place, Signal signal, Status status) {
   for (std::optional<Signal> next = signal; next.has_value();) {
     Job& job = place.second.jobs.front();
@@ -132,7 +132,7 @@ bool Replica::as_is(const Job& job) const {
   return take != nullptr ? take->as_is : job.outgoing() != nullptr && job.outgoing()->as_is;
 }
 
-// Forgets the job's Update or Fetch: its answer comes too late from now on.
+// Forgets the job's Update or Fetch: an answer that still arrives is ignored.
 void Replica::withdraw(const Job& job) {
   if (job.stage == Stage::sending) {
     if (const auto update = updates_.find(job.op); update != updates_.end()) updates_.erase(update);
@@ -151,6 +151,7 @@ std::vector<ChunkId> Replica::sorted_chunks() const {
   return ids;
 }
 
+// Returns the chunk's state in memory. If there is none yet, makes it of the Lookup's entry.
 Replica::Place& Replica::open(ChunkId id) {
   const auto [found, made] = chunks_.try_emplace(id);
   if (made) {
@@ -161,12 +162,13 @@ Replica::Place& Replica::open(ChunkId id) {
   return *found;
 }
 
+// Erases the chunk's state in memory if nothing is left to do.
 void Replica::tidy(const Place& place) {
   const Chunk& chunk = place.second;
   if (chunk.jobs.empty() && chunk.pending == 0 && chunk.reads.empty()) chunks_.erase(chunks_.find(place.first));
 }
 
-void Replica::proceed(Place& place) {  // may remove the place
+void Replica::proceed(Place& place) {  // erases the place if nothing is left to do
   Chunk& chunk = place.second;
   while (!chunk.busy && !chunk.jobs.empty()) {
     chunk.busy = true;
@@ -175,7 +177,7 @@ void Replica::proceed(Place& place) {  // may remove the place
   tidy(place);
 }
 
-// Ends the first job and answers its clients and its predecessor.
+// Ends the first job: answers its clients and the predecessor.
 void Replica::finish(Place& place, Status status) {
   Chunk& chunk = place.second;
   if (job::Write* const write = chunk.jobs.front().write()) {
@@ -202,7 +204,7 @@ Replica::Jobs::iterator Replica::remove(Place& place, Jobs::iterator job) {
 
 void Replica::remove_front(Place& place) { remove(place, place.second.jobs.begin()); }
 
-// Removes a job, also a queued one, if it leaves at this signal. Returns the next one.
+// Removes a job, also a queued one, if its transition at this signal is Do::leave. Returns the next job.
 Replica::Jobs::iterator Replica::remove_at(Place& place, Jobs::iterator job, Signal signal) {
   const Transition* const row = transition(place, *job, signal);
   return row != nullptr && row->action == Do::leave ? remove(place, job) : std::next(job);

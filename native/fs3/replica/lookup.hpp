@@ -1,5 +1,6 @@
 // Queries of a replica to its target's store during a step. The answers reflect all actions of earlier steps whose
-// outcome was reported. An Apply may be visible from its sync on, before its Applied.
+// outcome was reported. An Apply may become visible when the store makes it durable, before the replica gets its
+// Applied.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,8 @@ class Lookup {
   virtual void page(ChunkId after, std::size_t limit, std::vector<Entry>& to) const = 0;
   virtual Tagged tag(std::uint64_t client, std::uint32_t channel) const = 0;
   virtual Version floor() const = 0;
-  virtual bool complete() const = 0;  // the durable word of Mark and Conclude (initially true), and no damage
-  virtual std::vector<Pending> pendings() const = 0;  // all of them; asked once
+  virtual bool complete() const = 0;  // the durable word is "complete", as in a new store, and no damage is known
+  virtual std::vector<Pending> pendings() const = 0;  // all pending versions; called once, by Replica's constructor
 };
 
 }  // namespace ff::fs3::replica

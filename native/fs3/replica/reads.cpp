@@ -1,4 +1,5 @@
-// Reads: at any SERVING target, of committed versions.
+// Reads: at any SERVING target, of committed versions. A read of a chunk with a pending version is parked until that
+// version ends, unless the read allows uncommitted contents.
 #include "fs3/replica/replica.hpp"
 
 namespace ff::fs3::replica {

@@ -80,10 +80,11 @@ bool Replica::takes(const Chunk& chunk, const job::Take& take) const {
   const Version here = chunk.newest();
   const bool absent = newest(take.seen) == 0;
   if (take.kind == Kind::remove && absent) return here != 0 && here <= take.version;
-  return take.version > (here != 0 ? here : floor_);  // without a chunk here, versions up to the floor are used up
+  return take.version > (here != 0 ? here : floor_);  // without a chunk here, versions up to the floor count as removed
 }
 
-// Keeps the tags of one member after another. The word "complete" stays set meanwhile.
+// Stores the tags of one LASTSRV member; the next member is asked when the Conclude has ended. The store stays marked
+// as complete meanwhile.
 void Replica::on(const Tags& tags) {
   Payload payload = tags.payload;
   const auto asked = asks_.find(tags.op);

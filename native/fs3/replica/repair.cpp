@@ -13,7 +13,7 @@ void Replica::on(const Damaged& damaged) {
   proceed(place);
 }
 
-// Returns whether the job is at work on the version that it sends, or takes, and not on its base.
+// Returns whether a job in this stage works on its own version, and not on the committed version on which it builds.
 bool Replica::sends(Stage stage) {
   return stage == Stage::sending || stage == Stage::fetching || stage == Stage::replacing;
 }
@@ -29,7 +29,8 @@ Version Replica::wanted(const Place& place) const {
   return sends(job.stage) ? version_of(job) : place.second.committed;
 }
 
-// Returns the CRC of the wanted version by the index: a dropped write may have had the same version number.
+// Returns the CRC of the wanted version in the index here, or of a take in its peer's entry. Fetched contents must have
+// it, because another target may hold a write with the same number that the chain gave up.
 std::uint32_t Replica::wanted_crc(const Place& place) const {
   const auto* take = place.second.jobs.front().as<job::Take>();
   const Entry entry = take != nullptr ? take->seen : lookup_.entry(place.first);

@@ -73,7 +73,7 @@ void Replica::take_role(const Routing& routing) {
   const bool trusted = complete_ || state_ == State::syncing;
   if (!failed_ && trusted && (!works || named == incarnation_)) role_ = state_;
   if (role_ != State::serving && role_ != State::syncing) return;
-  bool behind = false;  // of this target, in the path
+  bool behind = false;  // the loop has passed this target
   head_ = role_ == State::serving;
   for (const Member& member : members_) {
     if (member.state != State::serving && member.state != State::syncing) continue;
@@ -202,8 +202,8 @@ void Replica::on(const Applied& done) {
   proceed(place);
 }
 
-// Marks the store again after the last Apply from before the routing: at a SYNCING target, such an Apply may have kept
-// its tag beyond the first Mark.
+// Marks the store again after the last Apply from before the routing: at a SYNCING target, such an Apply may have
+// stored its tag after the first Mark, which forgot all tags.
 void Replica::old_apply_ended() {
   if (--old_ == 0 && role_ == State::syncing) act(Mark{});
 }
@@ -262,7 +262,7 @@ void Replica::on(const Answer& told) {
   walk_.phase = Walk::Phase::done;
 }
 
-// Does the work of a step beyond the step's own chunk.
+// Ends a step with the work that the event made possible elsewhere: a stop, held removals, the next part of a walk.
 void Replica::settle() {
   if (stopping_) stop();
   std::vector<ChunkId> held;

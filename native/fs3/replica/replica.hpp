@@ -7,11 +7,11 @@
 // Invariants
 // 1. A version is reported as present (Answer ok, Send, Reply ok, ServeRead) only after Applied{ok} of its Apply, or
 //    when the Lookup had it at the start.
-// 2. A chunk has at most one busy job at a time; a SERVING replica has one for each pending version.
-// 3. Each op of the shell gets one Reply or ServeRead; each payload one Release; each op of Apply, Drop and Conclude one
-//    Applied.
-// 4. Between two Routings `updates_` holds the ops of the unanswered Updates, and a successor has seen no `settled`
-//    above the lowest of them.
+// 2. At most one job of a chunk is busy at a time, the first. In a SERVING replica each pending version has a busy job.
+// 3. Each op of the shell gets one Reply or ServeRead; each payload one Release; each op of an Apply, Drop or Conclude
+//    one Applied.
+// 4. Between two Routings `updates_` holds the ops of the unanswered Updates. No Update that was sent has a `settled`
+//    above the lowest of these ops.
 //
 // A restart keeps only the state of the store: entries, pending versions with their tags, floor, tags, the word
 // "complete". A new Replica is made with the new incarnation and does nothing before its first Routing and Lease{true}.
@@ -64,60 +64,63 @@ class Replica {
 
   TargetId target() const { return target_; }
   Incarnation incarnation() const { return incarnation_; }
-  LocalState local() const { return local_; }  // the last LocalState; a store that is not complete is FAULTY at first
+  LocalState local() const { return local_; }  // the last LocalState; at first ONLINE, or FAULTY if incomplete
   ChainVersion chain_version() const { return chain_; }
-  State role() const { return role_; }  // the replica's role; OFFLINE also if the chain names another incarnation
+  State role() const { return role_; }               // state in the chain, or OFFLINE if the replica must not act in it
   bool heads() const { return serving() && head_; }  // whether the target is the first SERVING one
-  // Outcome of a Read of that chunk, if it needs no step. serve: ServeRead of the Lookup's committed version, or Reply
-  // not_found if there is none. refuse: Reply stale_routing. step: the Read must be passed to step().
+  // Answer to a Read of that chunk at this time. serve: ServeRead of the Lookup's committed version, or Reply not_found
+  // if there is none. refuse: Reply stale_routing. step: only step() can answer the Read.
   enum class ReadOutcome : std::uint8_t { serve, refuse, step };
   ReadOutcome read_outcome(ChunkId chunk, ChainVersion chain_version) const;
-  std::size_t busy_chunks() const { return chunks_.size(); }  // with jobs, pending versions or parked reads
+  std::size_t busy_chunks() const { return chunks_.size(); }  // chunks with jobs, pending versions or waiting reads
+  // Number of awaited answers to Updates and other Sends, Applies and Drops. Requests that pause count, too.
   std::size_t outstanding() const { return updates_.size() + asks_.size() + applies_.size(); }
 
  private:
-  // Most fetches of a chunk's contents for one job. If the disk damages all of them, the job ends with `corrupt`.
+  // Most Applies of fetched contents for one job. If the disk damages all of them, a client's write on these contents
+  // is answered `corrupt`, and a version to send counts as one without an intact copy.
   static constexpr std::uint8_t kMostRefetches = 3;
   using Jobs = std::list<Job>;
   struct Chunk {
     Version committed = 0;
     std::uint32_t length = 0;
     std::uint32_t pending_length = 0;
-    Version pending = 0;  // durable
+    Version pending = 0;  // durable pending version; 0: none
     bool removes = false;
     bool busy = false;  // the first job has begun
     Tag tag;            // tag of `pending`
     Jobs jobs;
-    std::vector<Op> reads;  // parked
+    std::vector<Op> reads;  // parked: Reads that wait for the end of the pending version
     Version newest() const { return pending > committed ? pending : committed; }
   };
   using Chunks = std::unordered_map<ChunkId, Chunk>;
   using Place = Chunks::value_type;  // a chunk with its id
 
-  // The awaited answer of a Send that is no Update.
+  // A Send that awaits an answer and is no Update.
   enum class Ask : std::uint8_t { page, sync_done, fetch, tags };
   struct Asked {
     Ask ask = Ask::page;
     TargetId to = 0;
-    ChunkId chunk;  // fetch
-    bool paused = false;
+    ChunkId chunk;        // fetch
+    bool paused = false;  // waits for its Retry
   };
-  struct Mine {  // a (client, channel) with a write in flight here
+  struct Mine {  // newest write in flight here of a (client, channel)
     std::uint64_t seq = 0;
     ChunkId chunk;
   };
-  // The walk over another target's index, of a predecessor (sync) or a RECOVERING target (recovery).
+  // The walk over another target's index: made by the predecessor of a SYNCING target (sync), or by a RECOVERING target
+  // (recovery). Phase compare is of a sync. Phases take, remove and tags are of a recovery, in this order.
   struct Walk {
     enum class Phase : std::uint8_t { none, compare, take, remove, tags, done };
     Phase phase = Phase::none;
     std::vector<TargetId> sources;
-    std::size_t source = 0;
-    ChunkId after;
-    bool asking = false;  // a PageAsk, SyncDone, TagsAsk or Conclude is in flight
-    bool exhausted = false;
+    std::size_t source = 0;   // index in `sources` of the target in turn
+    ChunkId after;            // all chunks up to this one were compared
+    bool asking = false;      // a PageAsk, SyncDone, TagsAsk or Conclude is in flight
+    bool exhausted = false;   // all chunks of both indexes were compared
     Version floor = 1;        // floor of the source
     std::vector<Entry> todo;  // the source's entries that differ, in reverse order
-    std::size_t running = 0;
+    std::size_t running = 0;  // sync or take jobs of this walk that have not ended
   };
 
   // replica.cpp: roles, and answers that continue jobs
@@ -259,40 +262,42 @@ class Replica {
   // The chain by the last routing.
   ChainVersion chain_ = 0;
   std::vector<Member> members_;
-  State state_ = State::offline;  // state in the chain
-  State role_ = State::offline;
-  bool head_ = false;
+  State state_ = State::offline;              // this target's state in the chain
+  State role_ = State::offline;               // state_, or OFFLINE if this incarnation must not act in it
+  bool head_ = false;                         // the first SERVING member
   TargetId predecessor_ = 0, successor_ = 0;  // 0: none
   bool successor_syncs_ = false;
   TargetId recovering_ = 0;  // the RECOVERING member
   bool lease_ = false;
   ChainVersion lease_version_ = 0;
-  bool complete_;
-  bool failed_ = false;
-  bool stopping_ = false;  // stop() is called at the end of this step
-  bool stopped_ = false;   // stop() was called since this routing
-  ChainVersion uptodate_ = 0;
+  bool complete_;              // the store is a complete replica
+  bool failed_ = false;        // the store reported io_error: the outcome of a change is unknown
+  bool stopping_ = false;      // stop() is called at the end of this step
+  bool stopped_ = false;       // stop() was called since this routing
+  ChainVersion uptodate_ = 0;  // chain version in which a sync or recovery of this target ended
   LocalState local_;
 
-  Version floor_;         // at least 1, so a chunk's version is at least 2; 1: nothing was removed
-  Version given_up_ = 0;  // the highest version dropped since the start: no number is used twice
+  Version floor_;  // highest version of a removed chunk; 1 if none was removed, so versions of chunks begin at 2
+  // Highest version dropped since the start. New versions are above it, so that no number is used twice.
+  Version given_up_ = 0;
   Chunks chunks_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, Mine> channels_;
-  std::multiset<Version> creations_, removals_;  // versions of jobs in progress
+  std::multiset<Version> creations_, removals_;  // versions of creations and removals in progress
   std::vector<ChunkId> held_;                    // chunks whose first job waits for creations_
 
   Op next_op_ = 1;
   Op routing_op_ = 1;              // the first op of this routing
-  std::size_t old_ = 0;            // Applies in flight from before this routing
+  std::size_t old_ = 0;            // Applies, Drops and Concludes in flight that began before this routing
   Op settled_seen_ = 0;            // largest `settled` of the predecessor
   std::map<Op, Status> answered_;  // the predecessor's updates from settled_seen_ on, and their final answers
-  std::map<Op, ChunkId> updates_;
+  std::map<Op, ChunkId> updates_;  // chunk of each unanswered Update
   std::map<Op, Asked> asks_;
-  std::set<ChunkId> only_here_;  // chunks whose pending version recovery found only here: no client was acknowledged
-  std::unordered_map<Op, ChunkId> applies_;  // Apply and Drop
+  // Chunks with a pending version that recovery found on no LASTSRV target: no client got an acknowledgement of it.
+  std::set<ChunkId> only_here_;
+  std::unordered_map<Op, ChunkId> applies_;  // chunk of each Apply or Drop in flight
   Op conclude_ = 0;                          // op of the Conclude in flight
   Payload conclude_payload_ = 0;
-  Op conclude_answer_ = 0;
+  Op conclude_answer_ = 0;  // op of the SyncDone to answer when the Conclude has ended
   Walk walk_;
 };
 

@@ -27,7 +27,7 @@ void StoreLookup::page(ChunkId after, std::size_t limit, std::vector<Entry>& to)
   const auto from = after.inode != 0 ? std::optional(after) : std::nullopt;
   for (const store::Entry& entry : store_.page(from, limit)) {
     to.push_back(known(entry));
-    // A CRC that equals no other target's, so that a sync transfers the chunk although version and CRC would match.
+    // Lost contents: another CRC, so that the entry differs from other targets' entries and a sync transfers the chunk.
     if (entry.committed.lost) to.back().crc = ~entry.committed.crc;
   }
 }

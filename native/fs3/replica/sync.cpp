@@ -1,4 +1,5 @@
-// The predecessor's side of a sync: compares the SYNCING target's index with its own and sends the differences.
+// The predecessor's side of a sync: compares the SYNCING target's index with the predecessor's own, and sends the
+// differences.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -88,7 +89,8 @@ bool Replica::differs_for_sync(const Entry* mine, const Entry* theirs) const {
   return mine->committed != theirs->committed || mine->crc != theirs->crc || theirs->pending != 0;
 }
 
-// Returns whether both targets have the same, compared at the job's turn.
+// Returns whether both targets have the same version and contents of the chunk. The job compares again at its turn,
+// because a write may have changed the chunk.
 bool Replica::agrees(const Place& place, const job::Sync& sync) const {
   const Version committed = place.second.committed;
   if (committed == 0) return sync.seen.committed == 0 && sync.seen.pending == 0;
@@ -119,7 +121,8 @@ void Replica::continue_sync() {
   }
 }
 
-// Returns whether a chunk is committed here but not at the successor yet.
+// Returns whether a busy job has a committed version, or an Apply of one in flight, that the successor may lack. The
+// Apply of a take can be in flight from an older routing.
 bool Replica::successor_lags() const {
   return std::any_of(chunks_.begin(), chunks_.end(), [](const Place& place) {
     if (!place.second.busy) return false;

@@ -17,42 +17,42 @@ namespace ff::fs3::replica {
 
 enum class Signal : std::uint8_t {
   turn,            // the job is the chunk's first one
-  check,           // creations in progress may have ended
+  check,           // the version has its number, or creations in progress may have ended
   durable,         // the job's version is durable here
-  applied,         // the store's outcome of an Apply or Drop
-  no_space,        // the same: refused
-  corrupt,         // the same: refused, because stored bytes fail their CRC
-  refused,         // the same: refused for another reason
-  store_failed,    // the same: unknown
-  acknowledged,    // the successor's answer to the Update
-  their_corrupt,   // the same: its base fails its CRC
-  their_no_space,  // the same
-  unanswered,      // the Update may stay without an answer, or the successor asks for another try
+  applied,         // the store's outcome of an Apply or Drop: ok
+  no_space,        // the store refused: no space
+  corrupt,         // the store refused: stored bytes fail their CRC
+  refused,         // the store refused for another reason
+  store_failed,    // the store's outcome is unknown
+  acknowledged,    // the successor's answer to the Update: ok
+  their_corrupt,   // the successor's answer: its base fails its CRC
+  their_no_space,  // the successor's answer: no space
+  unanswered,      // the Update may never be answered, or the successor's answer is another one
   unreadable,      // the contents to send fail their CRC
   retry,           // the pause is over
   contents,        // a source sent the wanted contents
-  next_source,     // a source did not
-  no_copy,         // no source has them
+  next_source,     // a source did not answer, refused, or has no such contents
+  no_copy,         // the search found no intact contents
   routing,         // a new routing, or the replica stopped
   lease_ended,
 };
 
 enum class When : std::uint8_t {
   always,
-  may_apply,       // no creation in progress has a version below the removal's
+  may_apply,       // no creation in progress has a version up to the removal's
   syncing,         // the target is SYNCING
-  known,           // the version, or the removal, was committed before
-  follows,         // the version builds on the committed one
-  needless,        // sync, take: both targets agree by now. repair: no such chunk
+  known,           // the version, or a newer one, is committed here already; or the chunk to remove is gone
+  follows,         // the Update's base is the committed version, no version is pending, and it is no `forget`
+  needless,        // sync: the successor has the same by now. take: nothing is missing. repair: no committed version
   takes_removal,   // take: the version is a removal
   serving,         // the target is SERVING
   head,            // the target is the head and has a lease
   has_successor,   // the target is SERVING and has a successor
   is_committed,    // the version is committed here
-  can_refetch,     // fewer than kMostRefetches fetches replaced contents
+  can_refetch,     // fewer than kMostRefetches Applies of fetched contents have ended
   head_refetches,  // head and can_refetch
   in_parts,        // the Update is not a REPLACE
-  may_drop,        // the version is pending, and the successor does not sync
+  may_drop,        // the version is pending, and the successor is not SYNCING
   is_paused,       // the job waits for a Retry of its Update
   sent_as_is,      // the job sends or fetches contents even if they fail their CRCs
   unacknowledged,  // pending, known to no client, and at no other target
@@ -61,33 +61,33 @@ enum class When : std::uint8_t {
 enum class Do : std::uint8_t {
   stay,
   number,             // gives the version its number -> check
-  hold,               // waits for the end of a creation
-  apply,              // Apply, over the base
-  accept,             // the same, of an Update
-  overwrite,          // Apply as committed, whatever is here
+  hold,               // waits for the end of a creation; then the signal is `check`
+  apply,              // Apply of a client's write, over its base
+  accept,             // Apply of the predecessor's Update, over its base
+  overwrite,          // Apply as the committed version, whatever version is here
   finish,             // ends the job: answers ok
   refuse,             // ends the job: answers the status of the signal
   diverge,            // ends the job: answers `diverged`; the replica stops
-  cannot_follow,      // ends the job without an answer; the replica stops
+  cannot_follow,      // ends the job without an answer; the replica stops if the Update is of this routing
   leave,              // ends the job: clients get `stale_routing`
   advance,            // -> durable
   commit,             // Commit if the version is pending; ends the job: answers ok
-  commit_everywhere,  // the same; the chunk needs no sync any more
+  commit_everywhere,  // like commit; also removes the chunk's waiting sync jobs
   send,               // Update to the successor
-  send_difference,    // the same, of what the chunk is now
+  send_difference,    // Update that brings the successor's chunk to its state here
   send_whole,         // Update as REPLACE
-  send_again,         // the same Update
-  send_anew,          // the Update may have arrived -> durable
-  pause,              // Pause
+  send_again,         // the same Update, with the same op
+  send_anew,          // notes that the Update of the old role may have arrived -> durable
+  pause,              // Pause before the next try of the Update
   fetch,              // Fetch from the next source; after the last one Pause, or -> no_copy
-  fetch_as_is,        // Fetch of damaged contents
-  fetch_later,        // Pause
+  fetch_as_is,        // Fetch of contents from `peer`, even if they are damaged
+  fetch_later,        // Pause before the next Fetch
   replace,            // Apply of fetched contents
-  lack,               // -> no_copy
+  lack,               // gives up the search -> no_copy
   drop_for_space,     // Drop; `no_space` will be the answer
   drop_damaged,       // Drop; `stale_routing` will be the answer
-  dropped,            // ends the job with that answer
-  send_damaged,       // Unrepairable; the contents go as they are -> durable
+  dropped,            // ends the job: answers `no_space` or `stale_routing`, as set with the Drop
+  send_damaged,       // Unrepairable; the next Update sends the contents although they fail their CRCs -> durable
   report_damage,      // Unrepairable; ends the job: answers `corrupt`
 };
 
@@ -130,9 +130,9 @@ inline constexpr Set<JobKind> kWrites = client_write | forwarded_update | inheri
 inline constexpr Set<JobKind> kSent = kWrites | sync;            // kinds that send their version to the successor
 inline constexpr Set<JobKind> kMending = client_write | repair;  // kinds that need the committed version intact
 inline constexpr Set<JobKind> kAll = kSent | take | repair;
-inline constexpr Set<Stage> kOwn = sending | fetching | replacing;  // at work on the job's version, which is durable
+inline constexpr Set<Stage> kOwn = sending | fetching | replacing;  // work on the job's version; kSent: it is durable
 inline constexpr Set<Stage> kDurable = kOwn | waiting | applying;
-inline constexpr Set<Stage> kInStore = applying | replacing | replacing_base | dropping;
+inline constexpr Set<Stage> kInStore = applying | replacing | replacing_base | dropping;  // wait for the store
 inline constexpr Set<Stage> kElsewhere = waiting | held | sending | fetching | fetching_base;
 inline constexpr Set<Signal> kRefused = no_space | corrupt | refused;
 inline constexpr Set<Signal> kOutcome = kRefused | applied;
@@ -192,7 +192,8 @@ inline constexpr Transition kTransitions[] = {
     {kSent | take, fetching,  retry | next_source, always, fetch,     same},
     {kSent,        replacing, kRefused,            always, lack,      same},
 
-    // The search for those of the committed version. Without space for them, an intact copy still exists.
+    // The search for intact contents of the committed version. If there is no space to store them, the job is refused
+    // but no damage is reported, because an intact copy exists.
     {kMending,     fetching_base,  contents,            always, replace, replacing_base},
     {kMending,     fetching_base,  retry | next_source, always, fetch,   same},
     {client_write, replacing_base, applied,             head,   apply,   applying},
@@ -209,7 +210,7 @@ inline constexpr Transition kTransitions[] = {
     {take,                     fetching,                       no_copy,  always,         fetch_as_is,   fetching},
     {kWrites,                  dropping,                       kOutcome, always,         dropped,       done},
 
-    // A new role. What the store has goes on: the role at its end decides.
+    // A new role. A job that waits for the store continues; when the store has answered, the new role decides.
     {client_write, waiting | held,     routing, head,    stay,      same},
     {client_write, fetching_base,      routing, head,    fetch,     same},
     {repair,       waiting,            routing, serving, stay,      same},
@@ -278,7 +279,8 @@ constexpr Index index() {
 
 inline constexpr Index kFirst = index();
 
-// Returns whether a job always has a transition, if it has one at all or must have one.
+// Returns whether the rows of (kind, stage, signal) cover every case: one of them always holds, and no row up to it
+// leads to a stage that the kind lacks. Without rows, returns whether a job in this stage cannot get the signal.
 constexpr bool complete(JobKind kind, Stage stage, Signal signal) {
   bool any = false;
   for (std::size_t row = kFirst[std::size_t(kind)][std::size_t(stage)][std::size_t(signal)]; row < kRows; ++row) {

@@ -1,4 +1,4 @@
-// Writes: of clients at the head, of the predecessor at the other targets.
+// Writes: from clients at the head, and from the predecessor at the other targets.
 #include <algorithm>
 
 #include "fs3/replica/replica.hpp"
@@ -78,7 +78,8 @@ void Replica::uncount(job::Write& write) {
   versions.erase(versions.find(write.version));
 }
 
-// Returns false for a removal that must wait: its floor would cover the version of a creation in progress.
+// Returns false for a removal that must wait. It raises the floor to its version, and a creation in progress with a
+// version up to the floor would count as removed.
 bool Replica::may_apply(const job::Outgoing& write) const {
   return write.kind != Kind::remove || creations_.empty() || *creations_.begin() > write.version;
 }
@@ -128,7 +129,8 @@ void Replica::on(const Update& update) {
   proceed(place);
 }
 
-// Returns whether a job of this chunk will answer the update: a duplicate, or the same version from before the routing.
+// Returns whether a job of this chunk will answer the Update, so that no new job is needed. The Update is a duplicate,
+// or the busy job has the same version, from before the routing.
 bool Replica::attach(Place& place, const Update& update) {
   Chunk& chunk = place.second;
   for (const Job& job : chunk.jobs) {
@@ -212,7 +214,7 @@ void Replica::applied(Place& place, const Applied& done) {
   }
 }
 
-// Takes the version of a durable Apply into the chunk.
+// Records the version of a durable Apply in the chunk's state.
 void Replica::record(Place& place, const Job& job, std::uint32_t length) {
   Chunk& chunk = place.second;
   const job::Write* const write = job.write();
@@ -275,7 +277,7 @@ void Replica::may_have_left(Job& job) {
   if (auto* client = job.as<job::ClientWrite>()) client->left = true;
 }
 
-// Ends a job whose version all targets behind this one have. Commits the version if it is pending.
+// Ends a job whose version is durable at all targets behind this one. Commits the version if it is pending.
 void Replica::commit(Place& place, const Job& job) {
   Chunk& chunk = place.second;
   if (!job.outgoing()->committed) {
@@ -286,7 +288,7 @@ void Replica::commit(Place& place, const Job& job) {
   finish(place, Status::ok);
 }
 
-// Removes the waiting syncs of a chunk that the successor has.
+// Removes the waiting sync jobs of a chunk whose newest version the successor has acknowledged.
 void Replica::end_syncs(Place& place) {
   Jobs& jobs = place.second.jobs;
   for (auto job = std::next(jobs.begin()); job != jobs.end();) {
@@ -294,7 +296,7 @@ void Replica::end_syncs(Place& place) {
   }
 }
 
-// Drops the pending version. REQUIRES: no successor has it, and none will get it.
+// Drops the pending version. REQUIRES: no target behind this one has the version, and none will get it.
 void Replica::drop(Place& place, Job& job, Status outcome) {
   job.write()->outcome = outcome;
   given_up_ = std::max(given_up_, place.second.pending);

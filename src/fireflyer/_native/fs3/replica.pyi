@@ -103,7 +103,7 @@ class MapStore(Lookup):
     def __init__(self) -> None: ...
 
     def apply(self, action: Apply, written: int = 0, bad: bool = False) -> list[Applied]:
-        """Returns the refusal, if any; otherwise sync() returns the outcome."""
+        """Returns an Applied if refused, else []; sync() then has the outcome."""
 
     def commit(self, action: Commit) -> None: ...
 
@@ -190,17 +190,15 @@ class Replica:
 
     @property
     def role(self) -> State:
-        """
-        The replica's role; offline also if the chain names another incarnation.
-        """
+        """State in the chain; offline if the replica must not act in it."""
 
     @property
     def busy_chunks(self) -> int:
-        """Number of chunks with jobs, pending versions or parked reads."""
+        """Number of chunks with jobs, pending versions or waiting reads."""
 
     @property
     def outstanding(self) -> int:
-        """Number of Sends, Applies and Drops without an answer."""
+        """Number of awaited answers to Sends, Applies and Drops."""
 
 class Apply:
     def __repr__(self) -> str: ...
