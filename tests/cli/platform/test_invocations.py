@@ -96,4 +96,5 @@ def test_a_program_that_is_no_python_gets_a_hint(
 
 def test_help_of_run_says_which_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_line(["run", "--help"]) == 0
-    assert "Python that the server was started with" in " ".join(capsys.readouterr().out.split())
+    text = "Python of the `fireflyer` that started the server"
+    assert text in " ".join(capsys.readouterr().out.split())
