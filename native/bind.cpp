@@ -56,7 +56,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// A contiguous buffer of any Python object, released with its holder.
+// The contiguous buffer of a Python object. The destructor releases the buffer.
 class Buffer {
  public:
   explicit Buffer(nb::handle object) {

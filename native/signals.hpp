@@ -14,15 +14,15 @@
 
 namespace ff::signals {
 
-constexpr double kCheckIntervalS = 0.05;  // a handler runs at most this long after its signal
+constexpr double kCheckIntervalS = 0.05;  // maximum delay of a handler after its signal, in seconds
 
 inline bool in_main_thread() {
   static thread_local const bool is = ::gettid() == ::getpid();
   return is;
 }
 
-// Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit). Releases the GIL during the calls.
-// Returns the result of the last call. REQUIRES: the caller holds the GIL.
+// Calls wait(seconds) until it returns true or `seconds` have passed (< 0: no limit). Releases the GIL during the
+// calls. Returns the result of the last call. REQUIRES: the caller holds the GIL.
 template <class Wait>
 bool wait_with_handlers(double seconds, const Wait& wait) {
   using Clock = std::chrono::steady_clock;

@@ -1,5 +1,5 @@
-// The one error type of the native code. A thread that runs native work catches it in its outermost function and stores
-// it in the operation at hand. bind.cpp turns the code into the Python exception tree.
+// The one error type of the native code. The outermost function of a native thread catches the error and stores it in
+// the operation that failed. bind.cpp turns the error's code into an exception class of Python.
 #pragma once
 
 #include <cerrno>

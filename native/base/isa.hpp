@@ -1,5 +1,5 @@
-// Instruction sets for which code is compiled in several variants, and the one in use. Thread-safe; its only state is
-// the result of the first call.
+// Instruction sets for which code is compiled in several variants, and the instruction set in use. Thread-safe; the
+// only state is the result of the first call of isa().
 #pragma once
 
 #include <cstring>
@@ -20,7 +20,8 @@ bool able(Isa isa);         // true if this processor runs the set
 // another. Throws Error(invalid) if its value is no such set, or a set that this processor does not run.
 Isa isa();
 
-// Returns the table of functions that was compiled for a set, by its name; null if this processor does not run it.
+// Returns the table of functions that was compiled for the instruction set named `set`. Returns null if there is no
+// such set or this processor does not run it.
 template <class Table>
 const Table* table_for(const char* set, const Table& base, const Table& v3, const Table& v4) {
   const std::pair<Isa, const Table*> tables[] = {{Isa::base, &base}, {Isa::v3, &v3}, {Isa::v4, &v4}};

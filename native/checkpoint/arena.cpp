@@ -65,7 +65,7 @@ void Memory::populate() const {
 }
 
 Memory::~Memory() {
-  // A forked child lacks these pages; the child's own mappings may lie at these addresses.
+  // A forked child lacks these pages; other mappings of the child may lie at these addresses.
   if (process_ != fork_guard::generation()) return;
   for (const Pin& pin : pins_) {
     if (pin.ours) pin.device->unpin(data_);

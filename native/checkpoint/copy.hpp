@@ -1,4 +1,4 @@
-// A copy of many pieces of memory into an arena, by its own threads, while the caller continues.
+// A copy of many pieces of memory into an arena, by threads of the copy, while the caller continues.
 //
 //   arena   | block 0 | block 1 | block 2 | ...      copied in this order, by the copy's threads and waiting callers
 //           |<-- staged: in place --->|

@@ -13,8 +13,8 @@
 //   - Sources must stay alive and unchanged until the copy is done or its destructor has returned. With `follow`,
 //     later work in the user's stream may change them.
 //   - The arena's bytes between pieces do not change.
-//   - Memory that the device may still write, or a callback may use, is never freed: after a failure of the device's
-//     runtime it is kept forever.
+//   - Memory that the device may still write, or a callback may use, is never freed. So after a failure of the device's
+//     runtime this memory is kept forever.
 //   - A forked child has the object, but neither stream nor thread: there `wait` throws instead of waiting forever.
 #pragma once
 
@@ -48,7 +48,8 @@ class DeviceLane {
   Device::Stream stream() const { return stream_; }
   // Throws Code::cancelled in a forked child.
   void check_process() const;
-  // Returns memory of at least `bytes`, pinned if the device can; reuses the last returned one if it is large enough.
+  // Returns memory of at least `bytes`, pinned if the device can pin it. Reuses the memory that was given back last if
+  // it is large enough.
   std::shared_ptr<const Memory> borrow_windows(std::size_t bytes);
   void give_back(std::shared_ptr<const Memory> windows) noexcept;
 
@@ -57,7 +58,7 @@ class DeviceLane {
   const Device::Stream stream_;
   const unsigned generation_ = fork_guard::generation();
   std::mutex mutex_;
-  std::shared_ptr<const Memory> windows_;  // not borrowed; guarded by the mutex
+  std::shared_ptr<const Memory> windows_;  // given back last; null while borrowed; guarded by the mutex
 };
 
 struct DeviceCopyOptions {

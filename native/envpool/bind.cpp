@@ -1,4 +1,4 @@
-// Python binding of pools of environments: `fireflyer._native.envpool`. Everything runs without the GIL.
+// Python binding of pools of environments: `fireflyer._native.envpool`. Only send() and receive() release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string_view.h>

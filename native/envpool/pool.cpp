@@ -16,8 +16,9 @@
 namespace ff::envpool {
 namespace {
 
-constexpr double kWakingNs = 100'000;  // no thread is woken for less queued work: the receiver does it sooner itself
-constexpr std::size_t kChunk = 64;     // most environments that a thread takes at a time; the rest is for other threads
+// For less queued work than this, no thread is woken, because the receiver alone finishes it sooner.
+constexpr double kWakingNs = 100'000;
+constexpr std::size_t kChunk = 64;  // maximum number of environments that a thread takes at a time
 constexpr double kReset = std::numeric_limits<double>::quiet_NaN();
 
 template <class Task>
@@ -124,7 +125,8 @@ Pool::Pool(const Shape& shape, int environments, int threads)
 }
 
 void Pool::stop() {
-  if (generation_ != fork_guard::generation()) {  // the threads exist only in the parent; one may hold the lock
+  // The threads, one of which may hold the lock, exist only in the parent.
+  if (generation_ != fork_guard::generation()) {
     for (std::thread& thread : threads_) fork_guard::forget(thread);
     fork_guard::forget(queued_more_);
     fork_guard::forget(stepped_more_);

@@ -1,8 +1,8 @@
 // Steps many environments by a few threads (EnvPool, arXiv 2206.10558).
 //
-// send() queues an action for each of the given environments; receive() returns the environments that have been stepped
-// first. Threads take environments from the queue in chunks; the thread that waits in receive() takes some, too. If the
-// queued work costs less than waking a thread, the receiver does all of it.
+// send() queues an action for each of the given environments; receive() returns the environments whose steps were done
+// first. Threads take environments from the queue in chunks. The thread that waits in receive() (the receiver) takes
+// some, too. If the queued work costs less than waking a thread, the receiver does all of it.
 //
 // An environment is idle, queued or stepped, and only one thread at a time steps it. A trajectory therefore depends on
 // its seed and actions, not on the threads. Only one thread at a time may call the public methods.
@@ -37,7 +37,8 @@ struct Results {
 
 class Pool {
  public:
-  // Makes a pool of a task. `threads` counts the receiver. Throws Code::invalid if there is no such task.
+  // Makes a pool of a task. `threads` includes the thread that calls receive(). Throws Code::invalid if there is no
+  // such task.
   static std::unique_ptr<Pool> make(std::string_view task, int environments, int threads, std::uint64_t seed);
 
   virtual ~Pool() = default;
@@ -64,7 +65,7 @@ class Pool {
 
  protected:
   Pool(const Shape& shape, int environments, int threads);
-  void stop();  // REQUIRED in destructors of derived classes: threads call step()
+  void stop();  // REQUIRED in destructors of derived classes, because the threads call the derived step()
 
   struct Outcome {
     double reward = 0;

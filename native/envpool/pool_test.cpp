@@ -1,5 +1,5 @@
-// The number of threads, the size of batches and their order change no trajectory; refused calls change nothing. This
-// C++ test exists for the builds with sanitizers.
+// The number of threads and the size and order of batches change no trajectory; refused calls change nothing. This C++
+// test exists for the builds with sanitizers.
 #include "envpool/pool.hpp"
 
 #include <algorithm>

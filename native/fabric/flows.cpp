@@ -17,7 +17,7 @@ constexpr double kLeastMerge = 1e-12;
 // Rates whose relative difference is smaller than this count as equal, so that rounding errors change no flow.
 constexpr double kSame = 1e-11;
 constexpr int kMostRounds = 4;
-constexpr std::size_t kBlock = 64;  // flows of a block, whose first end time is block_due_
+constexpr std::size_t kBlock = 64;  // number of flows in a block; block_due_ holds each block's first end time
 
 bool is_quantity(double value) { return std::isfinite(value) && value >= 0.0; }
 
@@ -167,7 +167,7 @@ void Flows::solve_after(std::span<const std::int32_t> ended) {
   }
 }
 
-// Progressive filling of the seen links by the flows of the set; all other flows keep their rate.
+// Computes new rates for the flows of the set by progressive filling of the seen links. Other flows keep their rate.
 void Flows::fill() {
   const auto larger = [](const Share& a, const Share& b) { return a.share > b.share; };
   ++events_;
@@ -198,7 +198,7 @@ void Flows::fill() {
       std::push_heap(shares_.begin(), shares_.end(), larger);
       continue;
     }
-    level = std::max(level, share);  // shares never fall, but for rounding
+    level = std::max(level, share);  // shares never fall, except by rounding errors
     for (std::int64_t at = users_begin_[top.link]; at < users_end_[top.link]; ++at)
       if (waits_[users_[at]] != 0) {
         settle(users_[at], level, top.link);

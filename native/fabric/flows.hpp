@@ -3,15 +3,16 @@
 // Thread contract: one thread at a time. No I/O, no clock: time is a number of seconds from the start.
 //
 // Invariants, whenever a public method returns:
-//   1. The rates of the flows that have not ended are max-min fair: each flow uses a link that is full and on which no
-//      flow is faster. The sum of the rates on a link does not exceed its capacity, but for rounding.
+//   1. The rates of the flows that have not ended are max-min fair: each flow uses a full link (its bottleneck) on
+//      which no other flow is faster. The sum of the rates on a link exceeds the link's capacity by rounding errors at
+//      most.
 //   2. A flow that ended has rate 0; a flow whose links have capacity 0 has rate 0 and never ends.
 //
 // After a flow ends, only the rates of a set of flows are computed again. The set starts with the flows whose
 // bottleneck is a link of the ended flow. All other flows keep their rates. Then each link that the ended flow or the
-// set uses is checked: a flow joins the set if it no longer has a bottleneck, or if it is faster than a flow of the set
-// on that flow's bottleneck. If no flow joins, the rates are max-min fair, and such rates are unique. If flows still
-// join after a fixed number of rounds, all flows of the checked links are added.
+// set uses is checked. A flow of such a link joins the set in two cases: the flow no longer has a bottleneck, or the
+// link is the bottleneck of a slower flow of the set. If no flow joins, the rates are max-min fair, and such rates are
+// unique. If flows still join after a fixed number of rounds, all flows of the checked links are added.
 #pragma once
 
 #include <cstddef>
@@ -77,7 +78,8 @@ class Flows {
   std::vector<double> due_, block_due_;
   std::vector<char> block_changed_;
 
-  // The set of flows to fill, the links that they and the ended flows use, and marks for both.
+  // The set of flows whose rates are computed again, the links that these flows and the ended flows use, and marks for
+  // the members of both.
   std::vector<std::int32_t> set_, seen_;
   std::vector<char> in_set_, is_seen_;
   std::vector<double> before_;           // rate of a flow of the set before the event

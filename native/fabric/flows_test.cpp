@@ -47,7 +47,7 @@ void parking_lot() {
   for (const double end : flows.ends()) CHECK(near(end, 2));
 }
 
-// The short flow ends at 2; the long one has 3 left and then the whole link.
+// The short flow ends at time 2. The long flow then has 3 bytes left, and the whole link.
 void second_flow_gets_the_link() {
   Scene scene(std::vector<double>{1});
   scene.add({0}, 1);

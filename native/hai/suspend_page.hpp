@@ -8,10 +8,11 @@
 //   1. A call that found its slot not frozen returns false, and its number is <= the count that freeze() returns.
 //   2. A call that found its slot frozen returns only after the decision N; it returns true if its number is >= N.
 //   3. The decision is set once, and never to 0.
-// Let N exceed every count that freeze() returned on any node. Then call k returns the same on all ranks: true if k >= N.
+// Let N exceed every count that freeze() returned on any node. Then call k returns the same on all ranks: true if and
+// only if k >= N.
 //
-// Elastic attempts, where a slot may get a new rank: a slot that is set apart answers false at once, frozen or not, and
-// counts nothing, because its rank is not at the same step as the other ranks. begin() ends this and sets the rank's
+// In an elastic attempt a slot may get a new rank, which is not yet at the same step as the other ranks. Such a slot is
+// set apart: its calls return false at once, frozen or not, and are not counted. begin() ends this and sets the rank's
 // count of calls. The count is equal on all ranks at the same step, and greater in each later membership.
 //
 //   byte 0   u64 magic, u64 slots, u64 decision (0 = none), u32 decided (the futex)

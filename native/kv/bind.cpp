@@ -1,5 +1,6 @@
-// Python binding of the key-value store: `fireflyer._native.kv`. The GIL serialises all calls but `Compaction.step`, which
-// releases it: a compaction's memtables take no more operations, and its tables have a separate cache.
+// Python binding of the key-value store: `fireflyer._native.kv`. The GIL serialises all calls but `Compaction.step`,
+// which releases the GIL. It may do so because a compaction's memtables take no more operations and its tables have a
+// separate cache.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

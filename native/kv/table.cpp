@@ -73,7 +73,7 @@ std::size_t Block::lower_bound(std::string_view key) const {
 void BlockCache::added(const std::shared_ptr<Table>& table, std::size_t block, std::size_t bytes) {
   turn_.push_back({table, block, bytes});
   bytes_ += bytes;
-  // Visits each block at most twice: the first visit clears the mark of use, the second evicts. The newest block stays.
+  // Visits each block at most twice: a first visit clears `used`, a second visit evicts. The newest block stays.
   for (std::size_t turns = 2 * turn_.size(); bytes_ > capacity_ && turn_.size() > 1 && turns > 0; --turns) {
     Place place = std::move(turn_.front());
     turn_.pop_front();

@@ -6,7 +6,7 @@ namespace ff::kv {
 
 namespace {
 
-// First table whose last key is at least `key`.
+// Returns the index of the first table whose last key is at least `key`.
 std::size_t table_of(const Run& run, std::string_view key) {
   const auto place =
       std::lower_bound(run.begin(), run.end(), key,

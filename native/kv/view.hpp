@@ -1,7 +1,7 @@
 // One state of the store: memtables and runs of tables, newest first, up to a sequence number.
 //
-// A run is a list of tables whose key ranges ascend and do not overlap. Memtables and runs are the sources of a view. If
-// several sources have a version of a key, the first such source decides, because it is the newest.
+// A run is a list of tables whose key ranges ascend and do not overlap. Memtables and runs are the sources of a view.
+// If several sources have a version of a key, the first such source decides, because it is the newest.
 //
 // Thread contract: that of the tables. A view may be merged by any one thread if its memtables take no more operations
 // and its tables have a separate cache.
@@ -58,7 +58,7 @@ class Cursor {
   Memtable::Map::const_iterator place_;
   std::uint64_t sequence_ = 0;
   Run run_;
-  std::string start_;  // where to begin in the table that is not indexed yet
+  std::string start_;  // first key of the walk, for tables that the cursor has not entered
   std::size_t table_ = 0, block_ = 0, at_ = 0;
   bool placed_ = false;  // true if block_ and at_ are valid for table_
   std::shared_ptr<const Block> holder_;

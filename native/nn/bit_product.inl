@@ -42,7 +42,7 @@ inline Words sum_of_bytes(simd::U8 v) {
 
 constexpr std::size_t kRun = 31;  // words whose ones a byte can count: 31 * 8 ones are at most 255
 
-// Sets found[r][p] to the number of ones in (row r of a) & (part p of the panel), lane by lane.
+// Adds to found[r][p] the number of ones in (row r of a) & (part p of the panel), lane by lane.
 template <std::size_t rows>
 inline __attribute__((always_inline)) void count_tile(const std::uint64_t* a, const std::uint64_t* b, std::size_t words,
                                                       Words (&found)[kTile][kParts]) {
@@ -90,7 +90,7 @@ using CountTile = void (*)(const std::uint64_t* a, const std::uint64_t* b, std::
 
 #if defined(__AVX512BW__)
 
-// Sets `found` by an instruction that only some processors with AVX-512 have.
+// Like count_tile(), but with an instruction that only some processors with AVX-512 have.
 template <std::size_t rows>
 __attribute__((target("avx512vpopcntdq"))) void count_tile_at_once(const std::uint64_t* a, const std::uint64_t* b,
                                                                    std::size_t words, Words (&found)[kTile][kParts]) {

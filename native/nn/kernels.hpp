@@ -22,7 +22,8 @@ enum class Activation : std::uint32_t { relu, relu6, leaky };
 inline constexpr std::uint32_t kActivations = 3;
 
 // Memory of an RMS norm of rows: h = x + residual, y = h * scale * weight, scale = 1 / sqrt(mean(h^2) + eps). Without
-// `residual` h is x, and not written. `weight` may be null. `scales` are of the accumulators' type.
+// `residual` h is x, and not written. `weight` may be null. `scales` have the accumulators' type: f64 for
+// f64, else f32.
 struct NormForward {
   const void *x, *residual, *weight;
   void *h, *y, *scales;
@@ -51,7 +52,7 @@ struct Kernels {
                            std::uint32_t threshold, double scale);
   Dropout dropout[kFloats];
   // y = silu(gate) * up, silu rounded to the type. The first `whole` elements use the exponential of PyTorch's vectors,
-  // the other elements use the C library's. The entry for f64 is null.
+  // the other elements use the C library's exponential. The entry for f64 is null.
   using SwiGlu = void (*)(const void* gate, const void* up, void* y, std::size_t count, std::size_t whole);
   SwiGlu swiglu[kFloats];
   using SwiGluBackward = void (*)(const void* g, const void* gate, const void* up, void* d_gate, void* d_up,

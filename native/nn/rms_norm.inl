@@ -12,7 +12,7 @@ template <class S>
 class RowSum {
  public:
   static constexpr std::size_t kLane = 32 / sizeof(S), kGroup = 4 * kLane, kGroups = 16;
-  static constexpr std::size_t kTerms = kGroup * kGroups;  // most terms of one call of `add`
+  static constexpr std::size_t kTerms = kGroup * kGroups;  // maximum number of terms in one call of `add`
 
   explicit RowSum(std::size_t width) : groups_(width / kGroup) {
     std::size_t bits = 0;

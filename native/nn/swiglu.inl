@@ -13,7 +13,7 @@ using simd::F32;
 using simd::I32;
 using simd::splat;
 
-// SLEEF's expf of 1 ulp, operation by operation; the C library's if not `whole`.
+// If `whole`, SLEEF's expf of 1 ulp, operation by operation; else the C library's expf.
 template <bool whole>
 inline __attribute__((always_inline)) F32 exponential(F32 d) {
   if constexpr (!whole) {

@@ -7,15 +7,15 @@
 namespace ff::simd {
 namespace {
 
-// bf16 keeps the upper 16 bits. Random bits are added to the lower ones: a carry rounds up, with a probability equal to
-// the fraction that is cut off. Infinity has no lower bits, and NaN is not changed.
+// bf16 keeps the upper 16 bits. Random bits are added to the lower 16 bits: a carry rounds up, with a probability equal
+// to the fraction that is cut off. The lower bits of infinity are 0, so it stays. NaN is not changed.
 inline F32 dither_to_bf16(F32 x, U32 noise) {
   const U32 u = (as<U32>(x) + (noise >> 16)) & 0xFFFF0000u;
   return x == x ? as<F32>(u) : x;
 }
 
-// f16 drops 13 bits of a normal number. Below 2^-14 the step of f16 is fixed: 2^-14, whose step is the same, is added
-// and subtracted again.
+// f16 drops 13 bits of a normal number. Below 2^-14 the step of f16 is that of 2^-14. So 2^-14 is added before the
+// rounding, and subtracted after it.
 inline F32 dither_to_f16(F32 x, U32 noise) {
   const F32 a = absolute(x);
   const F32 lift = a < 0x1p-14f ? splat<F32>(0x1p-14f) : F32{};
@@ -43,8 +43,8 @@ inline std::uint32_t largest(const float* x, std::size_t count) {
   return static_cast<std::uint32_t>(result);
 }
 
-// Returns the scale of a block: absmax / 127, rounded so that 127 * scale is finite. Returns 0 if the scale would be below
-// f32's normal numbers, NaN if absmax is not finite.
+// Returns the scale of a block: absmax / 127, rounded so that 127 * scale is finite. Returns 0 if the scale would be
+// below f32's normal numbers, NaN if absmax is not finite.
 inline float scale_of(std::uint32_t absmax) {
   if (absmax >= 0x7F800000u) return __builtin_nanf("");
   const float scale = load<float>(&absmax) * 0x1.020408p-7f;

@@ -20,7 +20,7 @@ namespace ff::simd {
 //   Overflow: gives infinity. f8e4m3 has no infinity: overflow, and an infinite value, give its largest number, 448,
 //   with the sign, as PyTorch 2.13 converts.
 // With these rules all instruction sets give the same bits for all inputs.
-// REQUIRES: srcs >= 1. A dst may be one of the srcs (in place); otherwise ranges must not overlap. No alignment.
+// REQUIRES: srcs >= 1. A dst may be one of the srcs (in place); otherwise ranges must not overlap. Any alignment.
 using ReduceFn = void (*)(void* const* dst, std::size_t dsts, const void* const* src, std::size_t srcs,
                           std::size_t count, double scale);
 

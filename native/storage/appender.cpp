@@ -112,7 +112,7 @@ void Appender::append(const char* data, std::size_t bytes) {
       if (slot.block == nullptr) {
         void* const at = ::mmap(nullptr, kRequest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) throw std::bad_alloc();
-        // If a forked child shared a page while the disk reads from it, the next write to the page would go to a copy.
+        // A forked child does not need the block. If it shared the pages, the next write to each would copy the page.
         ::madvise(at, kRequest, MADV_DONTFORK);
         slot.block = static_cast<char*>(at);
       }

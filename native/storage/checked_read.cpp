@@ -33,7 +33,7 @@ void check_arguments(const std::vector<std::string>& paths, const std::vector<Se
   }
 }
 
-// Jobs sorted by file and place; shared between threads, which only read it.
+// Jobs sorted by file and place, and their files. Threads share a plan and do not change it.
 struct Plan {
   std::vector<Job> jobs;
   std::vector<std::unique_ptr<SegmentFile>> files;
@@ -55,7 +55,8 @@ Plan make_plan(const std::vector<std::string>& paths, const std::vector<Segment>
   return plan;
 }
 
-// Returns true if the segment came from the page cache, or always if `wait`.
+// Reads a segment and compares its CRC32. If `wait`, always returns true. Otherwise returns false if a part of the
+// segment is not in the page cache.
 bool read_cached(const Job& job, bool wait) {
   std::uint32_t crc = 0;
   if (job.file->copy(job, crc)) {

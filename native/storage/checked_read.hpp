@@ -1,7 +1,7 @@
 // Reads many segments of files to their places in memory and compares the CRC32 of each, on several threads.
 //
 //   in the page cache:  preadv2 that does not wait, 256 KiB | crc32 while they are in the core's cache | next
-//   in a tmpfs:         mapped, 16 KiB at a time: stored past the caches | crc32 while they are in the core's cache
+//   in a tmpfs:         mapped, 16 KiB at a time: copied with stores past the caches | crc32 of the cached source
 //   not cached:         runs of neighbours -> O_DIRECT reads of 1 MiB, many in flight -> own blocks
 //                       -> crc32 and copy, 256 KiB at a time -> their places
 //                       or, in_place: -> segments of whole pages at their places -> crc32
@@ -44,8 +44,8 @@ class SegmentError : public Error {
 struct ReadOptions {
   unsigned threads = 0;  // 0: one per core, at most worker_pool::kMost
   bool direct = true;    // allows reads with O_DIRECT
-  // The disk may write to the targets. REQUIRES: they are shared memory, or the process does not fork meanwhile, because
-  // copy-on-write could move a page away.
+  // The disk may write to the targets. REQUIRES: they are shared memory, or the process does not fork meanwhile,
+  // because copy-on-write could move a page away.
   bool in_place = false;
   MakeQueue make = make_queue;
 };

@@ -13,7 +13,7 @@
 
 namespace ff::storage {
 
-constexpr unsigned kBlocks = 7;  // number of blocks of all threads together; a block has a little more than 4 MiB
+constexpr unsigned kBlocks = 7;  // number of read buffers of all threads together; each has a little more than 4 MiB
 
 // Jobs [first, last), which together span at most kMostSegment bytes of one file.
 struct Run {
@@ -26,8 +26,8 @@ struct Run {
 // Groups jobs into runs. REQUIRES: jobs sorted by file and offset.
 std::vector<Run> runs_of(const std::vector<Job>& jobs);
 
-// Takes runs from `next` on until none is left, and reads them with O_DIRECT. The bytes go through `blocks` blocks of
-// memory. If options.in_place, a run that is one segment of aligned whole pages goes directly to its target. Throws
+// Takes runs from `next` on until none is left, and reads them with O_DIRECT. The bytes go through `blocks` read
+// buffers. If options.in_place, a run that is one segment of aligned whole pages goes directly to its target. Throws
 // SegmentError.
 void read_runs(const std::vector<Job>& jobs, const std::vector<Run>& runs, std::atomic<std::size_t>& next,
                unsigned blocks, const ReadOptions& options);

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kLeastCopied = std::int64_t{256} << 10;  // for smaller segments, read() is faster than copy()
-constexpr std::int64_t kStep = std::int64_t{16} << 10;          // stays in the L1 cache between copy and checksum
+constexpr std::int64_t kStep = std::int64_t{16} << 10;  // bytes that stay in the L1 cache between copy and checksum
 
 }  // namespace
 
@@ -100,7 +100,8 @@ bool SegmentFile::copy(const Job& job, std::uint32_t& crc) const {
   const auto bytes = static_cast<std::size_t>(job.end() - first);
   // Fails if the file became shorter, a hole cannot be filled or the kernel is older than 5.14.
   if (::madvise(pages, bytes, MADV_POPULATE_READ) != 0) return false;
-  // The copy comes first: it prefetches from several pages at once, but the checksum only from one page at a time.
+  // Each step copies before it computes the checksum. The copy prefetches from several pages at once, the checksum from
+  // one page at a time.
   const char* const from = mapped_ + segment.offset;
   crc = 0;
   for (std::int64_t at = 0; at < segment.bytes; at += kStep) {

@@ -1,7 +1,7 @@
 // One file of a checked read, and the operations on one of its segments.
 //
-// Thread contract: all methods on any number of threads at once. The atomic flags are hints: they change how bytes are
-// read, not which bytes.
+// Thread contract: any number of threads may call all methods at once. The atomic flags are hints: they change how
+// bytes are read, not which bytes.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct Job {
   std::size_t number;  // number of the segment, for errors
 
   std::int64_t end() const { return segment->offset + segment->bytes; }
-  // Throws SegmentError unless `crc` is the segment's.
+  // Throws SegmentError unless `crc` equals the segment's CRC.
   void compare(std::uint32_t crc) const;
   [[noreturn]] void fail(int error) const;
   [[noreturn]] void ends_at(std::int64_t offset) const;

@@ -20,8 +20,8 @@ namespace ff::storage {
 namespace {
 
 constexpr std::int64_t kPiece = std::int64_t{256} << 10;
-constexpr std::int64_t kInline = std::int64_t{1} << 20;  // the calling thread reads at most this many bytes alone
-constexpr unsigned kReaders = 4;  // threads, also on fewer cores, so that a disk has several requests in flight
+constexpr std::int64_t kInline = std::int64_t{1} << 20;  // maximum bytes of a call that the calling thread reads alone
+constexpr unsigned kReaders = 4;  // number of threads, even on fewer cores: a disk needs several requests in flight
 
 class Descriptor {
  public:

@@ -68,7 +68,8 @@ class Heartbeat(NamedTuple):
     """Current step; -1 if no step was reported."""
     saved_step: int
     steps: tuple[tuple[int, float], ...]
-    """The last steps, oldest first, each with the seconds that the rank took for it."""
+    """The latest durations, oldest first: pairs of a step and the seconds that the rank took for
+    the step before it."""
     loss: float = math.nan
     """Last loss that was reported; NaN: none."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _DELETED = "the current directory was deleted: change to one that exists"
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell: 128 and the number of SIGINT."""
+"""Exit code after Ctrl-C, as in a shell: 128 plus the number of SIGINT."""
 _json_mode = False
 """True if the command line that runs has `--json`: an error is then also an object on stdout."""
 _json_written = False
@@ -32,8 +32,8 @@ _json_written = False
 def json_option() -> Any:
     """Returns the option `--json` that every verb with a result has.
 
-    A verb with this option writes its result to stdout as one JSON document, or one a line if the
-    result is a stream. An error is written there as `{"error": {"type": ..., "message": ...}}`.
+    A verb with this option writes its result to stdout as one JSON document. A stream is written as
+    one document a line. An error is written as `{"error": {"type": ..., "message": ...}}`.
     """
     import typer
 
@@ -88,7 +88,7 @@ def in_one_line(act: Callable[[], int], arguments: Sequence[str] = ()) -> int:
 
     Args:
         act: parses and runs a command line.
-        arguments: the command line, in which `--json` is looked for if it cannot be parsed.
+        arguments: the command line. If it cannot be parsed, `--json` is looked for in it.
     """
     global _json_mode, _json_written
     from typer.exceptions import Abort, TyperException
@@ -116,8 +116,8 @@ def in_one_line(act: Callable[[], int], arguments: Sequence[str] = ()) -> int:
 def _has_json(error: Any, arguments: Sequence[str]) -> bool:
     """Returns whether a command line that could not be parsed asks for JSON.
 
-    The words after `--`, and those of a verb whose options end at its first argument, may belong to
-    another program.
+    Some words do not count, because they may belong to another program: those after `--`, and those
+    of a verb whose options end at its first argument.
     """
     context = getattr(error, "ctx", None)
     if context is None or not context.allow_interspersed_args:

@@ -12,8 +12,8 @@ namespace ff {
 std::uint32_t crc32(std::uint32_t value, const void* data, std::size_t size);
 
 namespace detail {
-// Variants for tests. `crc32_portable` uses tables only. `crc32_by` uses an instruction set's CRC folding (nullptr: the
-// folding of 128 bits).
+// Variants for tests. `crc32_portable` uses tables only. `crc32_by` folds with `wider`, a result of crc_fold(), or with
+// products of 128 bits if `wider` is null.
 std::uint32_t crc32_portable(std::uint32_t value, const void* data, std::size_t size);
 std::uint32_t crc32_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size);
 }  // namespace detail

@@ -84,9 +84,9 @@ FF_SSE42 inline std::uint64_t word(std::uint64_t c, const unsigned char* p) {
 }
 
 // Continues the register `c` over three adjacent streams of `Bytes` bytes each. The CRC32 instruction has a latency of
-// three cycles and a throughput of one a cycle, so the streams run side by side, and `join` combines their registers.
-// The processor prefetches only one stream in each page. For long streams this function therefore prefetches the next
-// three.
+// three cycles and a throughput of one per cycle. So the streams run side by side, and `join` combines their registers.
+// The processor prefetches only one stream in each page. For long streams this function therefore prefetches the
+// 3 * Bytes bytes that follow the streams.
 template <std::size_t Bytes>
 FF_SSE42 inline std::uint32_t three(std::uint32_t c, const unsigned char* p, const Shift& join) {
   std::uint64_t a = c, b = 0, d = 0;

@@ -16,8 +16,8 @@ std::uint32_t crc32c_combine(std::uint32_t a, std::uint32_t b, std::uint64_t byt
 std::uint32_t crc32c_zeros(std::uint32_t value, std::uint64_t size);
 
 namespace detail {
-// Variants for tests. `crc32c_portable` uses tables only. `crc32c_by` uses the CRC instruction and an instruction set's
-// folding (nullptr: no folding).
+// Variants for tests. `crc32c_portable` uses tables only. `crc32c_by` uses the CRC32 instruction, after folding with
+// `wider`, a result of crc_fold(), unless `wider` is null.
 std::uint32_t crc32c_portable(std::uint32_t value, const void* data, std::size_t size);
 std::uint32_t crc32c_by(CrcFold wider, std::uint32_t value, const void* data, std::size_t size);
 }  // namespace detail

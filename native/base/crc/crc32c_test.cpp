@@ -22,7 +22,8 @@ void vectors() {
   CHECK(ff::crc32c(7, bytes.data(), 0) == 7);
 }
 
-// Sizes above 4096 bytes, the maximum of crc_fold_test.cpp: the instruction's variant needs several long blocks.
+// Uses larger sizes than crc_fold_test.cpp (at most 4096 bytes), so that the variant with the CRC32 instruction
+// processes several blocks of 4080 bytes.
 void long_ones_agree() {
   std::mt19937_64 random(1);
   std::vector<unsigned char> bytes(20000);
@@ -46,7 +47,7 @@ void combine_and_zeros() {
     const std::vector<unsigned char> zeros(b);
     CHECK(ff::crc32c_zeros(9, b) == ff::crc32c(9, zeros.data(), b));
   }
-  // Longer than any array: zeros in two pieces equal zeros in one.
+  // For a length that no array can have, zeros in two pieces give the same CRC as zeros in one piece.
   const std::uint64_t many = (std::uint64_t{1} << 40) + 12345;
   CHECK(ff::crc32c_zeros(ff::crc32c_zeros(1, many), 77) == ff::crc32c_zeros(1, many + 77));
   CHECK(ff::crc32c_combine(ff::crc32c_zeros(0, many), ff::crc32c_zeros(0, many), many) ==

@@ -44,7 +44,7 @@ FF_FOLD256 inline Halves fold256(Halves acc, __m256i k, Halves next) {
   return {fold_half(acc.low, k, next.low), fold_half(acc.high, k, next.high)};
 }
 
-// Folds four lanes of 128 bits onto the last one.
+// Folds four lanes of 128 bits onto the last lane.
 __attribute__((target("pclmul,sse2"))) Folded join_lanes(const std::uint64_t* lanes, CrcFactors::Pair by128) {
   const __m128i k = _mm_set_epi64x(static_cast<long long>(by128.high), static_cast<long long>(by128.low));
   const auto* const from = reinterpret_cast<const __m128i*>(lanes);

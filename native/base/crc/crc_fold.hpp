@@ -1,9 +1,9 @@
-// The main part of a CRC, by carry-less products of more than 128 bits: it folds memory onto the last bytes, for any
-// polynomial ("Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al. 2009).
-// Thread-safe; no state.
+// The main part of a CRC computation, by folding: carry-less products of more than 128 bits reduce a range of memory to
+// 16 bytes with the same CRC. Folding works for any polynomial ("Fast CRC Computation for Generic Polynomials Using
+// PCLMULQDQ Instruction", Gopal et al. 2009). Thread-safe; no state.
 //
-// Folding reads one stream of memory in order, which the hardware prefetcher follows. Three streams of the CRC32
-// instruction are as fast on bytes in the cache, but reach a third of the speed on other bytes.
+// Folding reads one stream of memory in order, which the hardware prefetcher follows. The CRC32 instruction on three
+// streams is as fast on cached bytes, but reaches only a third of the speed on uncached bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Tests that CRC32 and CRC32C by each folding width of this processor equal their results by tables: for every size up
-// to 4096, at odd addresses, from any register, in two pieces and combined. Also tests which width is in use.
+// Tests that CRC32 and CRC32C computed with each folding width of this processor equal those computed with tables.
+// Covers all sizes up to 4096, odd addresses, start registers, inputs in two pieces and combined CRCs. Also tests which
+// width is in use.
 #include "base/crc/crc_fold.hpp"
 
 #include <sys/wait.h>

@@ -29,12 +29,12 @@ class IoQueue {
  public:
   virtual ~IoQueue() = default;
 
-  // Adds a request; it starts with the next `submit`. REQUIRES: fewer than capacity() requests have a result that is
-  // not taken yet.
+  // Adds a request; it starts with the next `submit`. REQUIRES: fewer than capacity() requests were added whose results
+  // are not taken yet.
   virtual void read(int fd, void* to, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
   virtual void write(int fd, const void* from, std::size_t bytes, std::int64_t offset, std::uint64_t tag) = 0;
   // Starts the added requests and waits until `wanted` results can be taken. Under memory pressure it may return with
-  // fewer, at least one, and start the remaining requests at the next call. Throws what throw_errno does.
+  // fewer results (at least one), and start the remaining requests in the next call. Throws what throw_errno does.
   virtual void submit(unsigned wanted) = 0;
   // Takes one result; false if none has arrived.
   virtual bool take(IoResult& result) = 0;

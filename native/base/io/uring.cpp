@@ -17,8 +17,8 @@ namespace {
 
 int answer(long result) { return result < 0 ? -errno : static_cast<int>(result); }
 
-// Memory shared with the kernel that a forked child does not inherit. A copy in a child must not unmap the range,
-// because another mapping may lie there.
+// Memory that is shared with the kernel and that a forked child does not inherit. A child's copy of this object must
+// not unmap the range, because another mapping of the child may lie there.
 class Shared {
  public:
   Shared(int fd, std::uint64_t place, std::size_t bytes) : bytes_(bytes) {

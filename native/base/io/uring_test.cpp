@@ -1,6 +1,6 @@
 // The ring against the real kernel and against a faulty one. Every read and write arrives once, despite interruptions
-// and memory pressure; a kernel that forbids rings is detected; a forked child leaves its parent's ring alone. Threads
-// in its place pass the same tests.
+// and memory pressure; a kernel that forbids rings is detected; a forked child leaves its parent's ring alone. A thread
+// queue passes the tests of reads, writes and errors, too.
 #include "base/io/uring.hpp"
 
 #include <fcntl.h>
@@ -80,8 +80,8 @@ void errors_of_reads(IoQueue& queue, int fd) {
   CHECK(queue.take(result) && result.bytes == -EBADF && !queue.take(result));
 }
 
-// Every second call is interrupted, and some of the others are refused for lack of memory. Each remaining call takes
-// one entry.
+// Every second call is interrupted, and some of the other calls are refused for lack of memory. Each remaining call
+// takes one entry.
 void interrupted_and_refused_calls(int fd) {
   const ff::uring::Calls& real = ff::uring::kernel();
   int calls = 0;

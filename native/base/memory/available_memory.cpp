@@ -19,7 +19,7 @@ std::size_t number_of(const std::string& path, const std::string& key) {
   return SIZE_MAX;
 }
 
-// Returns the number in a file that holds nothing else; SIZE_MAX if it is not a number ("max") or there is no file.
+// Returns the number in a file that holds only a number. Returns SIZE_MAX for other contents ("max") or a missing file.
 std::size_t number_in(const std::string& path) {
   std::ifstream file(path);
   std::size_t number = 0;

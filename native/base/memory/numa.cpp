@@ -19,7 +19,7 @@ constexpr std::size_t kWord = 8 * sizeof(unsigned long);
 constexpr int kLevels = 4;  // nesting depth of stacked interfaces
 
 using Mask = std::array<unsigned long, kNodes / kWord>;
-// The kernel reads one bit less than the count it is given.
+// The kernel reads one bit less than this argument says.
 constexpr unsigned long kBits = kNodes + 1;
 
 Mask mask_of(const std::vector<int>& list) {

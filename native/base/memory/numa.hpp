@@ -1,8 +1,9 @@
-// NUMA memory nodes of the machine, and the policy that decides on which of them a range's pages are created. Uses the
-// kernel's own calls.
+// NUMA memory nodes of the machine, and the policy that decides on which nodes the pages of a memory range are created.
+// Uses system calls, not libnuma.
 //
-// Thread contract: all functions may be called from any thread. A policy applies to pages that do not exist yet. On
-// shared memory it belongs to the memory: it holds for pages that any process touches first.
+// Thread contract: all functions may be called from any thread. A policy applies to pages that do not exist yet. The
+// policy of shared memory belongs to the memory, not to the mapping, so it also applies to pages that another process
+// touches first.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 //
 // Thread-safe. The first call registers the handler that runs in the child. The handler replaces each guarded
 // descriptor by a descriptor of /dev/null with the same number. So the number stays taken, and code in the child that
-// closes it closes nothing else. The parent's connection stays open.
+// closes this number closes no unrelated descriptor. The parent's connection stays open.
 #pragma once
 
 #include <new>
@@ -17,9 +17,9 @@ void remove(int fd);
 // remove() and ::close().
 void close(int fd);
 
-// Returns a number that grows by one in every forked child. An object that finds another number than at its
-// construction is a child's copy, and its threads do not exist. Throws Code::storage if /dev/null cannot be opened, as
-// add() does.
+// Returns a number that grows by one in every forked child. If the number has changed since an object's construction,
+// the object is a child's copy, and the object's threads do not exist. Throws Code::storage, as add() does, if
+// /dev/null cannot be opened.
 unsigned generation();
 
 // Constructs a member anew, without destroying the old one, in a child's copy of an object. The old member's destructor

@@ -1,6 +1,7 @@
 // Ends waits of a thread whose caller was interrupted, for example by Ctrl-C.
 //
-// A thread that does work for its caller opens a Scope; waits inside call check() at least every 50 ms.
+// A thread that does work for its caller opens a Scope. Every loop that waits inside the scope calls check() at least
+// every 50 ms.
 #pragma once
 
 #include <functional>
@@ -30,7 +31,7 @@ class Scope {
   const Interrupted interrupted_;
 };
 
-// Throws Code::rank_failed if the caller of this thread's work was interrupted; `rank` is this process's.
+// Throws Code::rank_failed if the caller of this thread's work was interrupted. `rank` is the rank of this process.
 inline void check(int rank) {
   if (current == nullptr || !(*current)()) return;
   throw Error(Code::rank_failed, "rank " + std::to_string(rank) + " was interrupted by a signal", rank);

@@ -1,6 +1,6 @@
 // Cores on which the library's own threads may run: one choice for the process, made before the threads start.
 //
-// Thread contract: both may be called from any thread.
+// Thread contract: both functions may be called from any thread.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 // The process's pool of threads for work that is too slow on one thread. Threads start with the first work that needs
-// them, at most kMost, and stay. A forked child starts its own.
+// them, at most kMost, and stay. A forked child starts threads of its own.
 //
 // Thread contract: any number of threads may call `share` at once; the workers take the oldest work first.
 #pragma once

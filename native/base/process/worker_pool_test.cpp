@@ -1,4 +1,5 @@
-// Every part runs once, on any thread; an exception ends its own work only; a forked child has its own pool.
+// Every part runs once, on any thread. An exception ends only the call of share() that it occurs in. A forked child has
+// its own pool.
 #include "base/process/worker_pool.hpp"
 
 #include <sys/wait.h>

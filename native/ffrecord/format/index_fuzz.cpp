@@ -1,5 +1,6 @@
 // Fuzzer of opening and reading record files: any bytes are read or refused with ff::Error, without an access outside
-// the file. Inputs start as valid files. Most get valid checksums, so that wrong values pass the checks of checksums.
+// the file. Inputs start as valid files. Most changed inputs get valid checksums again, so that the checksum checks do
+// not hide how wrong values are handled.
 // The entry point is libFuzzer's. Without libFuzzer, base/testing/fuzz_driver.hpp mutates valid files from seeds 0, 1,
 // ..: index_fuzz [SECONDS] (default 10); index_fuzz seed N repeats one seed.
 #include <sys/mman.h>
@@ -25,16 +26,17 @@ using ff::ffrecord::Strategy;
 using ff::ffrecord::testing::Bytes;
 namespace testing = ff::ffrecord::testing;
 
-// Most samples that are read one by one: more than the first index page and the first run of a valid file hold.
+// Maximum number of samples that are read one by one. The first index page and the first run of a valid file hold
+// fewer.
 constexpr std::int64_t kOneByOne = 300;
-constexpr std::int64_t kAtOnce = 1000;  // most samples that are read in one batch
+constexpr std::int64_t kAtOnce = 1000;  // maximum number of samples that are read in one batch
 
 // Uses every method of the file: reads up to kOneByOne samples one by one, and up to kAtOnce samples in one batch.
 void use(const std::string& path) {
   struct stat status;
   CHECK(::stat(path.c_str(), &status) == 0);
-  // The size of the file picks the strategy: 5 of 64 sizes pick one strategy each, the rest pick `cached`, which needs
-  // the least setup.
+  // The size of the file picks the strategy. 5 of 64 sizes pick the 5 strategies; the other sizes pick `cached`, which
+  // needs the least setup.
   const auto kind = status.st_size / 8 % 64;
   const auto strategy = kind < 5 ? static_cast<Strategy>(kind) : Strategy::cached;
   const ff::ffrecord::Reader reader({path}, {.strategy = strategy});
@@ -86,7 +88,7 @@ std::vector<Bytes> seeds() {
   for (std::size_t i = 0; i < 140; ++i) samples.emplace_back(i % 13, static_cast<unsigned char>(i));
   const std::vector<Bytes> few(samples.begin(), samples.begin() + 5);
   Bytes torn = testing::encode_v2({few, samples, few});
-  torn[static_cast<std::size_t>(kPage) + sizeof(ff::ffrecord::V2Slot)] = 1;  // the slot of its last commit
+  torn[static_cast<std::size_t>(kPage) + sizeof(ff::ffrecord::V2Slot)] = 1;  // damages the last commit's slot
   return {testing::encode_v1({}),
           testing::encode_v1(few),
           testing::encode_v2({{}}),

@@ -15,7 +15,7 @@
 
 namespace ff::ffrecord {
 
-// A file descriptor, closed with its owner.
+// A file descriptor that the destructor closes.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -66,7 +66,7 @@ struct Run {
 static_assert(sizeof(Run) == 24);
 
 std::string hex(std::uint32_t value);
-// Throws Code::corrupted: the record file `name` does not match its checksums.
+// Throws Code::corrupted with a message that names the record file and says `what` is wrong.
 [[noreturn]] void damaged(const std::string& name, const std::string& what);
 
 class RecordFile {
@@ -83,20 +83,22 @@ class RecordFile {
   // REQUIRES: 0 <= i < count(), and check_mapped() returned recently. Throws Code::corrupted if the part of the index
   // with sample i is damaged.
   virtual Extent at(std::int64_t i) const = 0;
-  // Returns the place of the index page that at(i) will check, and may have to read from the disk. Returns -1 if the
-  // page is checked already. REQUIRES: 0 <= i < count().
+  // Returns the offset of the index page that at(i) will check, and for which at(i) may have to wait for the disk.
+  // Returns -1 if the page is checked already. REQUIRES: 0 <= i < count().
   virtual std::int64_t unread(std::int64_t /*i*/) const { return -1; }
-  // Returns false for a v1 file whose metadata checksum is 0: written before the format had one, or without it.
+  // Returns false for a v1 file that was written without a metadata checksum (it is 0), and true for other files.
   virtual bool metadata_checked() const { return true; }
   // Returns the columns as JSON; empty if the file has none.
   virtual std::string schema() const { return {}; }
 
   const std::string& path() const { return path_; }
   int fd() const { return fd_.get(); }
-  // Returns the size in bytes that the file had when it was opened; of a v2 file, up to the end of its last commit.
+  // Returns the size in bytes that the file had when it was opened; for a v2 file, the byte at which the last commit
+  // ended.
   std::int64_t size() const { return size_; }
 
-  // Throws Code::corrupted if the file no longer holds the mapped index: reading that would raise SIGBUS.
+  // Throws Code::corrupted if the file has become shorter than the mapped index, because an access to the mapping would
+  // then raise SIGBUS.
   void check_mapped() const;
 
   // Fills the buffers of `parts` with the bytes from `offset` on; consumes `parts`. Throws Code::corrupted if the file
@@ -104,7 +106,7 @@ class RecordFile {
   void read(iovec* parts, int count, std::int64_t offset) const;
   void read(void* data, std::size_t size, std::int64_t offset) const;
 
-  // Throws Code::corrupted, naming sample i, if `found`, the CRC32 of its bytes, is not the index's.
+  // Throws Code::corrupted, naming sample i, if `found`, the CRC32 of the sample's bytes, differs from extent.crc.
   void compare(std::int64_t i, const Extent& extent, std::uint32_t found) const;
   // Throws Code::corrupted: the file ends at `offset`, before the end that it had when it was opened.
   [[noreturn]] void ends_at(std::int64_t offset) const;

@@ -47,7 +47,8 @@ void V1File::check_index(std::uint32_t stored, std::uint32_t found) {
     found = crc32(found, block.data(), step);
     at += static_cast<std::int64_t>(step);
   }
-  // Finds the first sample whose offset is smaller than the one before. Reports it only if the checksum is valid.
+  // Finds the first sample whose offset is smaller than the offset of the sample before. Reports that sample only if
+  // the checksum is valid.
   std::int64_t previous = first;
   std::int64_t wrong = -1, before = 0, after = 0;
   std::int64_t start = first;

@@ -8,7 +8,7 @@ namespace ff::ffrecord {
 
 class V1File final : public RecordFile {
  public:
-  // Takes the descriptor.
+  // Takes ownership of `fd`.
   V1File(std::string path, int fd);
 
   int version() const override { return 1; }

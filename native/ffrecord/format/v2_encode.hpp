@@ -101,7 +101,7 @@ inline Bytes encode_v2(const std::vector<std::vector<Bytes>>& commits, const std
   return file;
 }
 
-// Corrects all checksums of the metadata that it can find, so that wrong values pass the checks of checksums.
+// Corrects all checksums of the metadata that it can find, so that the checksum checks accept wrong values.
 inline void seal_v2(Bytes& file) {
   if (file.size() < sizeof(V2Header)) return;
   const auto number = [&file](std::size_t at) {

@@ -14,7 +14,7 @@ namespace ff::ffrecord {
 
 class V2File final : public RecordFile {
  public:
-  // Takes the descriptor.
+  // Takes ownership of `fd`.
   V2File(std::string path, int fd);
 
   int version() const override { return 2; }

@@ -101,8 +101,8 @@ bool V2Index::valid(const unsigned char* page, int parity, V2Slot& slot) const {
          slot.commit >= 0 && slot.commit < INT64_MAX && slot.commit % 2 == parity;
 }
 
-// Accepts commit number `commit` as the last one if its footer ends the file: a crash tore the slot while it was
-// written, after everything else of the commit was on disk.
+// Accepts commit number `commit` as the last commit if that commit's footer ends the file. Then a crash tore the
+// commit's slot while it was written, and everything else of the commit was on disk before.
 bool V2Index::footer_at_end(std::int64_t commit, const V2Bytes& bytes) {
   const std::int64_t end = size_ = bytes.size();
   const std::int64_t place = (end - 1) / kPage * kPage;
@@ -121,8 +121,8 @@ bool V2Index::footer_at_end(std::int64_t commit, const V2Bytes& bytes) {
   return true;
 }
 
-// Returns the runs of the index. Sets `wrong` to the reason if this is not the footer that `slot` names. Does not
-// compare the slot's number of samples if that is -1.
+// Reads the footer that `slot` names, and returns its runs. If the bytes are not that footer, sets `wrong` to the
+// reason. If slot.samples is -1, does not compare the number of samples.
 std::vector<Run> V2Index::load_footer(const V2Slot& slot, const V2Bytes& bytes, std::string& wrong) const {
   const auto head_bytes = static_cast<std::int64_t>(sizeof(V2FooterHead));
   if (slot.footer < data_start_ || slot.footer % kPage != 0 || slot.footer_bytes < head_bytes ||
@@ -177,7 +177,8 @@ Extent V2Index::entry(const V2Page& page, const Place& place, std::int64_t i) co
 }
 
 void V2Index::check(const V2Page& page, const Place& place) const {
-  // A copy, so that the checked bytes are the compared ones even if another process writes to the file.
+  // Uses a copy, so that the checksum and the fields are those of the same bytes, even if another process writes to the
+  // file.
   V2Page copy;
   std::memcpy(&copy, &page, sizeof copy);
   if (!sealed(&copy, kPage) || copy.used != place.used || copy.first != place.first || !all_zero(copy.zero, 16))

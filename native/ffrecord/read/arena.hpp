@@ -1,7 +1,7 @@
 // Memory of batches: blocks of pages that are reused, because a fresh block costs a page fault for every page.
 //
-// Threads: any number may take and give back at once, also in a forked child. An Arena keeps the pool alive, so it may
-// outlive the reader. It returns its block when the last array on it is destroyed.
+// Threads: any number may take and give back at once, also in a forked child. An Arena keeps the pool alive, so an
+// Arena may outlive the reader. An Arena returns its block when the last array on that block is destroyed.
 //
 // Bound: at most two blocks wait for reuse, none of more than kKeep bytes. A block of more than four times a batch's
 // need is freed instead of reused.
@@ -58,12 +58,12 @@ class Arena {
 
 class ArenaPool : public std::enable_shared_from_this<ArenaPool> {
  public:
-  static constexpr std::size_t kSmall = std::size_t{128} << 10;  // smaller batches use malloc: many may stay alive
+  static constexpr std::size_t kSmall = std::size_t{128} << 10;  // smaller batches use malloc
   static constexpr std::size_t kKeep = std::size_t{256} << 20;
 
   // Throws Code::no_space for more bytes than the machine has, or if they cannot be allocated.
   Arena take(std::size_t bytes);
-  // Frees the blocks that wait for reuse, and from now on all returned ones, because no batch will follow.
+  // Frees the blocks that wait for reuse. Blocks that are returned later are freed, too, because no batch will follow.
   void close();
 
  private:

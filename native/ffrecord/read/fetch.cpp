@@ -14,11 +14,11 @@
 namespace ff::ffrecord {
 namespace {
 
-// Most bytes of one read. The limit lets the checksum find the bytes in its core's cache.
+// Maximum number of bytes of one read. The limit keeps the bytes in the core's cache until their checksum is computed.
 constexpr std::int64_t kRunBytes = std::int64_t{512} << 10;
 constexpr int kRunParts = 256;
 static_assert(kRunParts <= IOV_MAX);
-constexpr std::int64_t kGapBytes = 4096;  // most bytes between two samples of one read
+constexpr std::int64_t kGapBytes = 4096;  // maximum number of bytes between two samples of one read
 constexpr unsigned kCopyThreads = 4;
 constexpr std::int64_t kShare = std::int64_t{256} << 10;  // bytes per thread, when copying
 constexpr std::int64_t kMapped = 4096;  // samples of up to this many bytes are copied from the mapping
@@ -91,7 +91,7 @@ std::size_t read_run(Job& job, std::size_t at, std::size_t last, bool wait, std:
     missing += stop - at;
     return stop;
   }
-  if (bytes > kRunBytes) {  // then it is a single piece
+  if (bytes > kRunBytes) {  // only a run of a single piece can be that large
     if (!read_large(job, first, wait)) ++missing;
   } else {
     const std::int64_t got = source.read(parts.data(), used, first.at.offset, wait);
@@ -139,7 +139,7 @@ void touch_ahead(const Job& job, std::size_t i, std::size_t last) {
 }
 
 // Copies small samples from the mapping without a system call for each, if all were in the page cache at the last
-// check. If a page was evicted since, waits for it and skips the rest. Returns whether it waited.
+// check. If a page was evicted since, waits for that page and leaves the remaining samples. Returns whether it waited.
 bool copy_whole(Job& job) {
   if (job.pieces.size() < kMany || job.bytes > kMapped * static_cast<std::int64_t>(job.pieces.size())) return false;
   const Source* known = nullptr;

@@ -36,7 +36,7 @@ struct Job {
 
 constexpr std::int64_t kShareBytes = std::int64_t{1} << 20;  // a larger batch is shared between threads
 
-// Reads the pieces that the page cache holds, adjacent ones by one system call. Returns the number of remaining pieces.
+// Reads the pieces that the page cache holds, adjacent pieces by one system call. Returns how many pieces remain.
 std::size_t fetch_cached(Job& job);
 // Reads the remaining pieces through the page cache, with many threads that wait for the disk.
 void fetch_waiting(Job& job);

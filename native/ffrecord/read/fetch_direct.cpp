@@ -53,7 +53,7 @@ class Direct {
       }
       queue_.queue().submit(1);
       IoResult result;
-      // A few at a time, so that the disk does not idle during checksums.
+      // Takes only a few results before it starts new reads, so that the disk does not idle during checksums.
       for (int taken = 0; taken < 8 && queue_.queue().take(result); ++taken) {
         --in_flight_;
         const auto slot = static_cast<unsigned>(result.tag);
@@ -126,7 +126,7 @@ class Direct {
     return whole;
   }
 
-  // Copies [request.offset, end) to its samples, and checks the complete ones.
+  // Copies [request.offset, end) to the samples there, and checks the samples that are now complete.
   void hand_over(Request& request, const std::uint8_t* data, std::int64_t end) {
     for (std::size_t i = request.first; i < pieces_.size(); ++i) {
       Piece& piece = *pieces_[i];
@@ -149,7 +149,7 @@ class Direct {
   Job& job_;
   DirectQueue& queue_;
   std::vector<Piece*> pieces_;      // pieces to be read here
-  std::vector<std::int64_t> left_;  // bytes of each that are still missing
+  std::vector<std::int64_t> left_;  // bytes of each piece that are still missing
   std::vector<Request> requests_;
   std::vector<Request> in_slot_;
   unsigned in_flight_ = 0;

@@ -201,7 +201,7 @@ std::vector<std::int64_t> all(const Data& data) {
   return indices;
 }
 
-// If a method is refused, `automatic` takes another one and `direct` reports it.
+// If a method is refused, the strategy `automatic` uses another method, and `direct` reports the refusal.
 void barred(const Data& data) {
   std::mt19937 random(2);
   for (const Weather& weather : {Weather{.rough = true, .no_queue = true}, Weather{.rough = true, .open_error = EINVAL},

@@ -52,7 +52,7 @@ int read_piece(int fd, const ChunkPiece& piece, std::uint8_t* target) {
   return 0;
 }
 
-// Cuts a sequence into ranges of about kCut bytes: cuts[i] to cuts[i + 1].
+// Cuts a sequence into ranges of about kCut bytes. Range i of the result `cuts` is [cuts[i], cuts[i + 1]).
 template <typename Size>
 std::vector<std::size_t> cut(std::size_t count, Size size) {
   std::vector<std::size_t> cuts = {0};

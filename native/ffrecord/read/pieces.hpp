@@ -35,7 +35,8 @@ struct PiecesRead {
 PiecesRead read_pieces(const std::string& directory, const std::vector<std::string>& keys,
                        const std::vector<ChunkPiece>& pieces, std::uint8_t* arena);
 
-// Returns for each of `count` samples, adjacent at `offsets`, 1 if its checksum matches.
+// Returns 1 for each of `count` samples whose checksum matches, and 0 for the others. Sample i is
+// [offsets[i], offsets[i + 1]) of the arena.
 std::vector<std::uint8_t> check_samples(const std::uint8_t* arena, const std::int64_t* offsets,
                                         const std::uint32_t* crcs, std::size_t count);
 

@@ -29,7 +29,7 @@ void write_chunk(const std::string& directory, const std::string& key, std::int6
   CHECK(::rename((path + ".tmp").c_str(), path.c_str()) == 0);
 }
 
-// Pieces of 40 chunks: some are short, some are missing; targets in the order of the pieces.
+// Returns pieces of 40 chunks, with targets in the order of the pieces. Chunk 4 will be too short, chunk 3 missing.
 std::vector<ChunkPiece> pieces_of(std::int64_t& bytes) {
   std::vector<ChunkPiece> pieces;
   bytes = 0;

@@ -25,7 +25,7 @@ Reader::Reader(const std::vector<std::string>& paths, const Options& options, co
 }
 
 std::size_t Reader::file_of(std::int64_t index) const {
-  // upper_bound skips files without samples, which share their start with the next one.
+  // upper_bound skips files without samples, which share their start with the next file.
   return static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), index) - starts_.begin() - 1);
 }
 
@@ -98,7 +98,7 @@ Job Reader::plan(std::vector<Want>& wants, const std::vector<View>& found, const
     job.pieces.push_back({view.at, target, wants[i].index - starts_[view.file], sources_[view.file].get()});
     job.bytes += view.at.bytes;
   }
-  // An index may order samples by place differently than by number.
+  // A file's samples may lie in another order than that of their numbers.
   for (auto first = job.pieces.begin(); first != job.pieces.end();) {
     const Source* const source = first->source;
     const auto last = std::find_if(first, job.pieces.end(), [&](const Piece& piece) { return piece.source != source; });

@@ -1,7 +1,7 @@
 // Random batch reads over several FFRecord files whose samples are numbered as one sequence.
 //
 // Threads: the files are immutable after the constructor; `read`, `views` and `check_all` may run on any number of
-// threads at once and after fork. A Batch outlives the reader.
+// threads at once and after fork. A Batch may outlive the reader.
 //
 // Invariants of a Batch of k indices: offsets has k + 1 values, offsets[0] == 0, sample j of the request is
 // arena[offsets[j], offsets[j + 1]) as it is stored; a repeated index has its own copy in each of its places.
@@ -30,7 +30,7 @@ enum class Strategy {
 struct Options {
   bool check_data = true;
   Strategy strategy = Strategy::automatic;
-  unsigned threads = 0;  // maximum per batch; 0: to copy one for each core, at most 4; to wait for the disk 16
+  unsigned threads = 0;  // maximum per batch; 0: one per core, at most 4, for copying, and 16 for waits on the disk
 };
 
 struct Batch {
@@ -63,7 +63,8 @@ class Reader {
 
   // Returns the samples' places in their files, in the order of `indices`; throws what `read` throws.
   std::vector<Extent> extents(const std::int64_t* indices, std::size_t count) const;
-  // Returns the file of sample `index` of the sequence, and its number there. REQUIRES: 0 <= index < count().
+  // Returns the file of sample `index` of the sequence, and the sample's number in that file.
+  // REQUIRES: 0 <= index < count().
   std::pair<const RecordFile*, std::int64_t> locate(std::int64_t index) const;
 
   // Returns the samples' places in the mapped files, as stored. Each sample is checked once. Throws what `read` throws.

@@ -1,5 +1,5 @@
-// The reader on damaged files of both versions, for the sanitizers: for any bytes it answers or throws ff::Error. Also
-// many threads on one reader.
+// Tests the reader on damaged files of both versions, for the builds with sanitizers: for any bytes it returns samples
+// or throws ff::Error. Also tests many threads on one reader.
 #include "ffrecord/read/reader.hpp"
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ using ff::ffrecord::testing::encode_v2;
 
 void seal(Bytes& file, std::size_t metadata_end) { ff::ffrecord::testing::seal(file, 0, metadata_end); }
 
-// A file in the temporary directory, removed with its owner.
+// A file in the temporary directory, which the destructor removes.
 class Scratch {
  public:
   Scratch() : path_("/tmp/fireflyer-reader-test-" + std::to_string(::getpid()) + ".ffr") {}
@@ -134,7 +134,7 @@ int main() {
   };
   const std::vector<Bytes> few = {bytes(5), bytes(0), bytes(40), bytes(1), bytes(7)};
   CHECK(readable(scratch.store(encode_v1(few)), true));
-  if (!FF_THREAD_SANITIZER) {  // these tests start no thread, so that sanitizer would find nothing
+  if (!FF_THREAD_SANITIZER) {  // these tests start no thread, so the thread sanitizer would find nothing
     damage(scratch, encode_v1(few), random);
     damage_v2(scratch, encode_v2({few}, "{}"));
   }

@@ -31,7 +31,7 @@ struct Calls {
 };
 const Calls& kernel();
 
-// A whole file in memory, and a record of its samples that were verified. Views on it keep it alive.
+// A whole file, mapped into memory, and marks of its verified samples. Views on the mapping keep it alive.
 class MappedFile {
  public:
   // Throws what throw_errno does.
@@ -63,8 +63,8 @@ class Source {
   const RecordFile& file() const { return file_; }
 
   // Fills `parts` from `offset` on and consumes them; returns the bytes read. Reads fewer bytes than `parts` hold only
-  // if `wait` is false and the next bytes are not in the page cache. Throws Code::storage, or Code::corrupted at the
-  // end of the file.
+  // if `wait` is false and the next bytes are not in the page cache. Throws Code::storage if a read fails, and
+  // Code::corrupted if the file ends before these bytes.
   std::int64_t read(iovec* parts, int count, std::int64_t offset, bool wait);
   // Throws Code::corrupted unless `data`, the bytes of `sample`, match its checksum.
   void check(std::int64_t sample, const Extent& extent, const void* data) const;
@@ -85,13 +85,14 @@ class Source {
   // Returns null if the address space has no room.
   const MappedFile* try_mapping();
   long waits() const { return calls_.waits(); }
-  // Returns whether the file is on a network or FUSE file system: its pages may vanish without notice, even for good.
+  // Returns whether the file is, or may be, on a network or FUSE file system. There the pages of a mapping may vanish
+  // without notice, even for good.
   bool remote();
 
   // Result of the last check of the page cache.
   enum class Seen : std::uint8_t {
     nothing,
-    gaps,   // ask resident() first, because a failed read makes the kernel fetch its range into the cache
+    gaps,   // bytes were missing: ask resident() first, because a failed read makes the kernel read into the cache
     whole,  // all of a batch of many samples was cached: small samples can be copied from the mapping
   };
   std::atomic<Seen> seen = Seen::nothing;
@@ -106,7 +107,7 @@ class Source {
   std::atomic<int> wrong_ = 0;         // reads that missed the page cache although resident() returned true
   std::atomic<bool> waits_ = false;    // the file system does not support RWF_NOWAIT
   std::atomic<bool> refused_ = false;
-  std::atomic<int> remote_ = -1;  // unknown
+  std::atomic<int> remote_ = -1;  // -1: unknown
   std::atomic<int> direct_ = -1;
   std::atomic<const std::shared_ptr<const MappedFile>*> mapping_ = nullptr;
 };

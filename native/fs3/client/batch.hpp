@@ -39,7 +39,8 @@ struct Pieces {
 
   // (piece, outcome, chain, node asked) of each piece that is not ok.
   std::vector<std::tuple<std::size_t, int, std::uint32_t, std::uint32_t>> failures() const;
-  // Makes the next call retry piece `n`, if it is not ok, at this node. Throws Code::invalid if there is no piece `n`.
+  // Makes the next call retry piece `n` at `node`, unless the piece is ok. Throws Code::invalid if there is no piece
+  // `n`.
   void again(std::size_t n, std::uint32_t node);
   std::uint64_t bytes() const;
   std::tuple<std::uint64_t, std::uint32_t> chunk(std::size_t n) const;
@@ -48,8 +49,8 @@ struct Pieces {
   // Answers of QUERY_LAST: (index, run, length) of each piece.
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found() const;
   // For pieces that were read, in the order of `split`: returns the CRC32C of each range, which continues the value in
-  // `starts`. `ranges`: bytes of each range. Throws Code::invalid for a piece that is not ok, or if the ranges are not
-  // those of the pieces.
+  // `starts`. `ranges`: bytes of each range. Throws Code::invalid for a piece that is not ok, or if the pieces were not
+  // split from ranges of these lengths.
   std::vector<std::uint32_t> sums(std::span<const std::int64_t> ranges, std::span<const std::uint32_t> starts) const;
 };
 

@@ -132,9 +132,9 @@ void look_at_signals() {
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-// Wraps Python's callable for the engine. An exception that means an unreachable node becomes a native error; all
-// others propagate. No Python code runs in between, not even to format a message, because an exception of a signal
-// handler there would be lost.
+// Wraps Python's callable for the engine. An exception that means an unreachable node becomes a native error; all other
+// exceptions propagate. The conversion runs no Python code, not even to format a message. During such code a signal
+// handler could raise an exception, which would be lost.
 Engine::Connect connecting(nb::callable connect) {
   const nb::module_ errors = nb::module_::import_("fireflyer.errors");
   return [connect = std::move(connect), lost = nb::object(errors.attr("PeerLost")),

@@ -30,9 +30,10 @@ using Free = nb::call_guard<nb::gil_scoped_release>;
 using Members = std::vector<std::tuple<TargetId, int, replica::Incarnation>>;
 using Report = std::tuple<TargetId, replica::Incarnation, int, ChainVersion, std::uint64_t, ChainVersion, int, bool>;
 
-constexpr std::size_t kNumber = 1;  // the store's state word with its number; word 0 belongs to the replica's shell
+constexpr std::size_t kNumber = 1;  // index of the state word with the store's number; word 0 belongs to Target
 
-// Returns the number that a store got when it was made. It shows the manager that a disk was replaced.
+// Returns the store's random number, which a new store gets here. Another number shows the manager that a disk was
+// replaced.
 std::uint64_t number_of(store::Store& held) {
   auto words = held.state();
   if (words[kNumber] == 0) {
@@ -204,7 +205,7 @@ class Node {
     return found;
   }
 
-  // Returns by kind of work: the counts of durations below 2^(kFirst + n) ns and at least half of that, and ns in all.
+  // Returns for each kind of work the counts of durations in each bucket (see Meter), and their sum in ns.
   nb::dict timings() {
     ServiceStatistics now;
     Meter::Reading syncing;

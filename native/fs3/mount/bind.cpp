@@ -1,4 +1,4 @@
-// Python binding of mounts: `fireflyer._native.fs3.mount`. Waiting for requests and moving bytes release the GIL.
+// Python binding of mounts: `fireflyer._native.fs3.mount`. Calls that wait for requests or move bytes release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

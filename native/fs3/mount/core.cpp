@@ -19,7 +19,7 @@ namespace ff::fs3::mount {
 
 namespace {
 
-// Counts a write of a file while it lasts.
+// Counts a write in FileState::writers while the write is in flight.
 class Writer {
  public:
   explicit Writer(FileState& file) : file_(file) { ++file_.writers; }

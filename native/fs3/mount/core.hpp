@@ -20,7 +20,7 @@ class Core final : public Handler {
  public:
   using Call = std::function<Answer(const Request&)>;
   // Finishes pieces that failed, or that touched a hole, and returns 0 or an errno. Retries keep the tags of writes, so
-  // that a write still in flight cannot take effect after a later one.
+  // that a write still in flight cannot take effect after a later write.
   using Finish = std::function<int(FileState&, client::Pieces&, bool write, std::int32_t caller_pid)>;
 
   struct Limits {

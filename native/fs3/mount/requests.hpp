@@ -26,9 +26,10 @@ inline constexpr std::int64_t kClean = -1;
 // Invariants
 //   - No byte at or beyond `end` is read; `end` is at least the end of every write that has returned.
 //   - `written` is the largest end written since it was last taken, or kClean.
-//   - Only shared pointers own it. Python's object holds one of them; the last may be destroyed without the GIL.
+//   - Only shared pointers own it. Python's object holds one of them; the last shared pointer may be destroyed without
+//     the GIL.
 //   - No chunk at or beyond byte `widened` is written. A write increments `writers` before it reads `widened`. So after
-//     a thread has set `widened` to 0 and seen no writers, each later write must ask again.
+//     a thread has set `widened` to 0 and seen no writers, each later write must first ask for a new limit ("widen").
 struct FileState : std::enable_shared_from_this<FileState> {
   FileState(std::uint64_t number, client::FileMap chunks, std::int64_t length)
       : inode(number), map(std::move(chunks)), end(length) {}
@@ -60,7 +61,7 @@ struct FileState : std::enable_shared_from_this<FileState> {
 struct Attributes {
   std::uint64_t inode = 0;
   std::uint32_t mode = 0, nlink = 0, uid = 0, gid = 0;
-  std::int64_t size = 0, atime = 0, mtime = 0, ctime = 0;  // bytes; ns
+  std::int64_t size = 0, atime = 0, mtime = 0, ctime = 0;  // size: bytes; times: ns
   std::uint32_t block = 0, device = 0;
   double age_s = 0;  // seconds since the metadata service sent these attributes
 };

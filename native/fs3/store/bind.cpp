@@ -1,5 +1,5 @@
-// `fireflyer._native.fs3.store`: chunk stores for simulations and tests. Plain ints, bytes and tuples; a chunk is
-// (inode, index), CRC32Cs are bytes of little-endian u32.
+// `fireflyer._native.fs3.store`: chunk stores for simulations and tests. Calls take and return plain ints, bytes and
+// tuples; a chunk is (inode, index), CRC32Cs are bytes of little-endian u32.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

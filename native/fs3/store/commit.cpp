@@ -30,11 +30,11 @@ void Core::keep_tag(const Tagged& tagged) {
   if (tagged.tag.client == 0) return;
   auto [at, fresh] = tags_.try_emplace({tagged.tag.client, tagged.tag.channel}, tagged);
   if (fresh) return;
-  const Tagged& known = at->second;  // its tag differs in seq only
+  const Tagged& known = at->second;  // the two tags differ in seq only
   if (std::pair{known.tag.seq, known.version} <= std::pair{tagged.tag.seq, tagged.version}) at->second = tagged;
 }
 
-// Makes the version the committed one.
+// Makes `entry` the committed version of its chunk; removes the chunk if `removes`.
 void Core::install_version(const IndexEntry& entry, bool removes, std::vector<Extent>& freed) {
   const IndexEntry* const old = index_.find(entry.chunk());
   if (old != nullptr && old->extent().exists() && (removes || old->extent() != entry.extent()))
@@ -85,8 +85,8 @@ void Core::install(const Record& r, std::vector<Extent>& freed) {
       break;
     }
     case RecordKind::drop: {
-      // The write did not happen, so the client may retry it. A snapshot may hold the tag from before the drop and the
-      // chunk from after it.
+      // The write did not happen, so the client may retry it. The tag is changed even if no version is pending: a
+      // snapshot may hold the tag from before the drop, but the chunk from after the drop.
       for (auto& [channel, tagged] : tags_)
         if (tagged.chunk == r.chunk && tagged.version == r.version) tagged.version = tagged.length = 0;
       const auto pending = pending_.find(r.chunk);
@@ -141,7 +141,8 @@ void Core::sync_data(const std::vector<Queued>& batch) {
   if (names_changed_.exchange(false)) disk_.sync_names();
 }
 
-// Writes bytes, then records. REQUIRES: sync_mutex_. After a failure with known outcome the log is unchanged.
+// Makes the bytes durable, then writes the records. After a failure that does not set failed_ the log is unchanged.
+// REQUIRES: sync_mutex_.
 Status Core::write_batch(std::vector<Queued>& batch) {
   if (failed_) return Status::io_error;
   try {

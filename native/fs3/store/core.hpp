@@ -39,8 +39,8 @@ struct Queued {
   std::vector<Extent> freed;  // freed by the record, once it is durable
 };
 
-// Log, index and identity each have a copy with the same bytes. Parts that do not verify in one are taken from the
-// other.
+// Log, index and identity each have a copy with the same bytes. Parts that do not verify in the original are taken from
+// the copy.
 inline constexpr std::string_view kCopyPrefix = "copy-";
 inline std::string copy_name(const std::string& name) { return std::string(kCopyPrefix) + name; }
 
@@ -130,7 +130,7 @@ class Core {
   // Bytes and CRC tables of extents, read.cpp. They throw Error.
   File file_of(Extent extent);
   void read_bytes(Extent extent, std::uint64_t offset, void* to, std::size_t bytes);  // zeros beyond the file's end
-  // Returns the CRCs of blocks [first, end) of a version; the last block's comes from its entry.
+  // Returns the CRCs of blocks [first, end) of a version; the CRC of the version's last block comes from `entry`.
   std::vector<std::uint32_t> read_crcs(const IndexEntry& entry, std::uint32_t first, std::uint32_t end);
   void hold(Extent extent);
   bool look_up(const ReadAsk& ask, IndexEntry& entry) const;  // REQUIRES: mutex_
@@ -149,7 +149,7 @@ class Core {
   bool verifies(const IndexEntry& entry);
   void claim_extents();
   void punch_free(const std::vector<std::string>& names);
-  void begin_log(std::uint64_t number);  // makes a new file with its durable BEGIN the log
+  void begin_log(std::uint64_t number);  // creates a log with a durable BEGIN and switches to it
   void begin_log_copy(std::uint64_t number, std::span<const std::byte> bytes);
   void renew_copy(const std::string& name, std::span<const std::byte> bytes);
   void copy_log(std::uint64_t position, std::span<const std::byte> bytes);

@@ -143,7 +143,7 @@ Status Fill::write_full() {
 Status Fill::copy_base(Range window) {
   for (const Range& part : {head_.cut(window), tail_.cut(window)}) {
     if (part.size() == 0) continue;
-    // Reads whole blocks of the base, so that they can be verified; the two parts may share one.
+    // Reads whole blocks of the base, so that they can be verified. The two parts may share a block.
     const std::uint32_t first = part.begin / kBlock32, end = blocks_of(part.end);
     const std::uint32_t from = first * kBlock32, to = std::min(end * kBlock32, base_.length);
     buffer_.resize(kWindow);
@@ -185,7 +185,7 @@ void Fill::write(Range window) {
   if (filling_.fresh) put(tail, buffer_.data() + (tail.begin - window.begin));
 }
 
-// Writes the CRCs of blocks `first` to the one before the last.
+// Writes the CRCs of the blocks from `first` on to the table, except the last CRC, which the entry keeps.
 void Fill::write_table(std::uint32_t first, const std::vector<std::uint32_t>& crcs) {
   if (crcs.size() < 2) return;
   std::vector<std::uint32_t> slots(crcs.begin(), crcs.end() - 1);

@@ -149,7 +149,7 @@ Status Core::check(ChunkId chunk) {
   const ReadAsk ask{chunk, 0, 0, static_cast<std::uint32_t>(kLargestChunk), &reading};
   read({&ask, 1}, false);
   if (reading.status != Status::ok) return reading.status;
-  // The cached table may be the damaged part, so the next reader must read it from the disk.
+  // The damage may be in cached CRCs, so the next reader must read the CRCs from the disk.
   if (reading.length != 0)
     crc_pages_.forget(reading.held_, static_cast<std::uint32_t>(reading.crcs.size() / CrcPages::kPage + 1));
   std::uint32_t expected = 0, whole = 0;

@@ -190,7 +190,7 @@ void Core::read_log(std::uint64_t number, bool last) {
     renew_copy(copy_name(log_name(number)), bytes);
 }
 
-// Writes a log's copy again, because a power cut may have taken its unsynced end.
+// Writes the copy of a log again, because a power cut may have removed the unsynced end of the copy.
 void Core::renew_copy(const std::string& name, std::span<const std::byte> bytes) {
   try {
     const Opened file(disk_, name, true);
@@ -279,7 +279,8 @@ void Core::claim_extents() {
     if (right[packed] != 1) space_.free(Extent::unpack(packed));
 }
 
-// Frees the disk space of free extents: bytes whose record did not become durable, or whose hole was not punched.
+// Frees the disk space of free extents. Before the crash, an Apply whose record did not become durable may have written
+// there, or the extent may have been freed without a hole punched.
 void Core::punch_free(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (!name.starts_with("data-") || name.size() < 8) continue;
@@ -295,8 +296,8 @@ void Core::punch_free(const std::vector<std::string>& names) {
   }
 }
 
-// Creates a new log with a BEGIN, and makes it and all earlier names durable; then it is the current log. On failure
-// the previous log stays in use and the new one is removed.
+// Creates a new log whose first record is a BEGIN. Makes this log and all earlier changes of file names durable, then
+// makes it the current log. On failure the previous log stays in use and the new one is removed.
 void Core::begin_log(std::uint64_t number) {
   Record begin;
   begin.sequence = next_sequence_;

@@ -1,5 +1,5 @@
 // Writing and reading snapshots of the index. A snapshot is a little-endian file of blocks. Each block has items of one
-// kind and a CRC; the last block is an END.
+// kind and a CRC; the last block has the kind Items::end.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -22,7 +22,7 @@ struct BlockHeader {
 static_assert(sizeof(BlockHeader) == 16);
 
 struct Head {
-  std::uint64_t sequence;  // of the BEGIN of the log that follows
+  std::uint64_t sequence;  // sequence number of the BEGIN of the log that follows the snapshot
   std::uint64_t floor;
   std::uint64_t words[4];
   std::uint64_t damaged;
@@ -207,8 +207,8 @@ void Core::delete_older(std::uint64_t number) {
   }
 }
 
-// Returns false if the head is missing. Takes a block that does not verify from the copy; skips a block that verifies in
-// neither and sets damaged_.
+// Returns false if the head is missing. Takes a block that does not verify from the copy; skips a block that verifies
+// in neither and sets damaged_.
 bool Core::read_snapshot(std::uint64_t number, std::uint64_t& sequence) {
   const Opened file(disk_, index_name(number), false), copy(disk_, copy_name(index_name(number)), false);
   std::vector<std::byte> bytes(kBlockBytes);

@@ -48,7 +48,9 @@ inline constexpr Version kAnyBase = ~Version{0};
 
 struct Apply {
   ChunkId chunk;
-  Version base = 0;  // must be the committed version (0: none), with nothing pending, else DIVERGED. REPLACE ignores it
+  // Version that the change builds on (0: none). If it is not the committed version, or another version is pending,
+  // apply() returns diverged. kAnyBase and Kind::replace skip this check.
+  Version base = 0;
   Version version = 0;  // not 0
   ChainVersion chain_version = 0;
   Kind kind = Kind::write;
@@ -58,15 +60,15 @@ struct Apply {
   std::uint32_t length = 0;
   // WRITE, REPLACE: the new bytes. The caller keeps them valid until apply() returns.
   std::span<const std::byte> bytes = {};
-  // CRC32C of the pieces of `bytes`, cut at the boundaries of the chunk's 4096-byte blocks (first and last may be short).
-  // If empty, the store computes them. They are stored as given, not compared with the bytes.
+  // CRC32C of the pieces of `bytes`, cut at the boundaries of the chunk's 4096-byte blocks (first and last may be
+  // short). If empty, the store computes them. They are stored as given, not compared with the bytes.
   std::span<const std::uint32_t> crcs = {};
   Tag tag = {};  // client 0: none
 };
 
 struct Done {
   std::uint64_t op;
-  Status status;  // ok, or io_error or no_space: then the chunk is unchanged, at least until a crash
+  Status status;  // ok, io_error or no_space; if it is not ok, the chunk is unchanged, at least until a crash
   Version version;
   std::uint32_t length;  // of the chunk afterwards
   std::uint32_t crc;     // CRC32C of the whole chunk
@@ -161,24 +163,25 @@ class Store {
   Store(Store&&) noexcept;
   ~Store();
 
-  // Writes the bytes and queues the record. ok: a later sync() returns a Done with `op`. Otherwise the change is refused
-  // and nothing changed: diverged (wrong base, another pending version, or another Apply in flight), corrupt (needed bytes
-  // of the base fail their CRC), no_space, io_error, invalid.
+  // Writes the bytes and queues the record. ok: a later sync() returns a Done with `op`. Otherwise the change is
+  // refused and nothing changed: diverged (wrong base, another pending version, or another Apply in flight), corrupt
+  // (needed bytes of the base fail their CRC), no_space, io_error, invalid.
   Status apply(std::uint64_t op, const Apply& apply);
   // Makes the pending `version` the committed one, at once; its record becomes durable with the next sync(). Before
   // that sync a crash may restore the pending version. diverged: no such pending version, or an Apply in flight.
   Status commit(ChunkId chunk, Version version);
   // Drops the pending version and sets its tag's version to 0, in one record; otherwise like commit().
   Status drop(ChunkId chunk, Version version);
-  void raise_floor(Version floor);           // this call and the next three also become durable with the next sync()
+  // Like commit(), each of the next four calls takes effect at once and becomes durable with the next sync().
+  void raise_floor(Version floor);
   void keep_tag(const Tagged& tagged);       // no effect if a tag with a larger (seq, version) is known
   void forget_client(std::uint64_t client);  // forgets the client's tags
   void keep_state(const std::array<std::uint64_t, 4>& words);  // the replica's own words; the store only keeps them
 
   // Group commit of all changes queued before. Never throws; the Dones and failed() report failures.
   std::vector<Done> sync();
-  // Returns whether the last sync() made its batch durable. If it did not, and failed() is false, the next sync() writes
-  // the records of the batch again, except for its Applies.
+  // Returns whether the last sync() made its batch durable. If it did not, and failed() is false, the next sync()
+  // writes the records of the batch again, except for its Applies.
   bool synced() const;
   bool snapshot_due() const;
   Status snapshot();  // starts a new log, writes the index, deletes old logs. An error loses no data
@@ -188,9 +191,9 @@ class Store {
   void read(std::span<const ReadAsk> asks);  // like many calls of read, at much less cost
   Entry entry(ChunkId chunk) const;          // both versions 0: no such chunk
   std::vector<Entry> page(std::optional<ChunkId> after, std::size_t limit) const;  // in order
-  // Returns the committed chunk of the inode `upto.inode` with the largest index up to `upto.index`. `run` counts the row
-  // of chunks `stride` apart that ends with this chunk; stride 0: `run` is 1. Takes time logarithmic in all chunks, and
-  // linear in the row and in the pending chunks that are skipped.
+  // Returns the committed chunk of the inode `upto.inode` with the largest index up to `upto.index`. `run` counts the
+  // row of chunks `stride` apart that ends with this chunk; stride 0: `run` is 1. Takes time logarithmic in all chunks,
+  // and linear in the row and in the pending chunks that are skipped.
   std::optional<Last> last(ChunkId upto, std::uint32_t stride = 0) const;
   // Reads the committed version whole and compares it with its CRCs: ok, corrupt, not_found, io_error.
   Status check(ChunkId chunk);
@@ -199,10 +202,10 @@ class Store {
   std::vector<Tagged> tags() const;  // in order
   std::optional<Tagged> tag(std::uint64_t client, std::uint32_t channel) const;
   std::array<std::uint64_t, 4> state() const;
-  // True if part of the log or the index was unreadable at this or an earlier open. Then any chunk may be missing or old,
-  // removed chunks may be present again, and tags and floor may be too low. The damage lasts until clear_damage(), which
-  // declares that all contents were compared with another target's. The record of clear_damage() becomes durable with
-  // the next sync().
+  // True if part of the log or the index was unreadable at this or an earlier open. Then any chunk may be missing or
+  // old, removed chunks may be present again, and tags and floor may be too low. The damage lasts until clear_damage(),
+  // which declares that all contents were compared with another target's. The record of clear_damage() becomes durable
+  // with the next sync().
   bool damaged() const;
   void clear_damage();
   bool failed() const;

@@ -155,7 +155,7 @@ constexpr std::uint32_t kMended = 12;  // chunks of the history
 
 Bytes mended_bytes(std::uint32_t index) { return pattern(1000 + 700 * index, static_cast<int>(index)); }
 
-// Writes each chunk, some only before a snapshot, some also after it; removes one, leaves one pending, keeps a tag.
+// Writes chunks twice, half of them with a snapshot in between. Removes a chunk; leaves one pending, with a tag.
 void write_history(Store& store) {
   for (std::uint32_t index = 0; index < kMended; ++index)
     CHECK(put(store, {1, index}, 0, pattern(900, 99)) == Status::ok);
@@ -280,7 +280,7 @@ void damaged_log_is_reported() {
   reopen();
   CHECK(store->damaged() && store->check({3, 0}) == Status::ok);
   CHECK(store->check({1, 0}) == Status::corrupt && store->entry({1, 0}).committed.lost);
-  CHECK(whole(*store, {2, 0}) == pattern(9000, 2) && !store->entry({2, 0}).committed.lost);  // it has the bytes
+  CHECK(whole(*store, {2, 0}) == pattern(9000, 2) && !store->entry({2, 0}).committed.lost);  // it has the extent
   CHECK(put(*store, {1, 0}, 1, pattern(100, 2)) == Status::corrupt);
   reopen();
   CHECK(store->damaged() && store->snapshot() == Status::ok);
@@ -347,7 +347,7 @@ void large_chunks() {
   CHECK(whole(store, chunk) == right && store.statistics().extent_bytes < 6'000'000);
 }
 
-// Bytes that a TRUNCATE cuts off remain for existing Readings, and for recovery until its commit is durable.
+// Bytes that a TRUNCATE cuts off remain for existing Readings, and for recovery until the TRUNCATE's commit is durable.
 void truncate_seals() {
   SimDisk disk(1);
   std::optional<Store> store(Store::open(disk, kIdentity, kOptions));

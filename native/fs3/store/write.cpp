@@ -73,8 +73,8 @@ Status Core::plan(const Apply& apply, Plan& plan) {
   }
   if (written.size() == 0) written = {entry.length, entry.length};
 
-  // Chooses the extent. A version without new bytes shares the base's extent if it is not much shorter. A version that
-  // appends shares it if no other version has bytes there.
+  // Chooses the extent. A version without new bytes shares the base's extent if the version is not much shorter than
+  // the base. A version that appends shares that extent if no other version has bytes after the base's end.
   const bool covers = written.begin == 0 && written.end == entry.length;  // needs no bytes of the base
   if (!covers && (base.flags & IndexEntry::kLost)) return Status::corrupt;
   const bool appends = written.begin >= base.length && entry.length > base.length;

@@ -239,7 +239,8 @@ void Stager::enqueue(Passage& passage, const Plan& plan, Device::Stream user) {
   const Borrowed ready{device_};
   device_.record(ready.event, user);
   device_.wait(inward_, ready.event);
-  // All inward copies first: if both streams share a hardware queue, no copy is queued behind a gate of its own call.
+  // Queues all inward copies first. So no inward copy is behind a gate of its own call, even if both streams share a
+  // hardware queue.
   std::vector<std::unique_ptr<Borrowed>> copied;
   for (std::size_t k = 0; k < parts; ++k) {
     for (const auto& [device, host, bytes] : plan.in[k]) device_.to_host(inward_, host, device, bytes);

@@ -7,8 +7,8 @@
 //
 // The submitting thread puts all commands of a call into the streams and never waits. Then the engine's thread only
 // waits for `arrived` and raises `open`: it never calls the device's runtime. A large call is cut into several
-// operations of the engine, so that copies and reductions of different parts overlap (Algorithm 1 of the paper).
-// Mirrors are in the arena, so the ranks of a host reduce them in place.
+// operations of the engine, so that copies and reductions of different parts overlap (Algorithm 1 of the Fire-Flyer
+// paper). Mirrors are in the arena, so the ranks of a host reduce them in place.
 //
 // Invariants
 //   - A user's stream waits only for `done`. The event `done` is recorded when the call is submitted, so a stream that
@@ -65,7 +65,7 @@ class Device {
   virtual bool pin(char* data, std::size_t bytes) = 0;
   virtual void unpin(char* data) noexcept = 0;
 
-  // Makes the arena's segment around `block` known to the device, once.
+  // Pins the arena's segment that holds `block`, unless an earlier call pinned it.
   void pin_segment_of(const char* block);
   // Events are reused.
   Event borrow_event();
@@ -141,7 +141,7 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Returns true once the input is in its mirror, false after the deadline. Throws what check_failures throws.
+  // Returns true once the input is in its mirror, false after the deadline. Throws what policy.check_failures throws.
   bool await_input(const WaitPolicy& policy) const;
   // Reports that the results are in their mirrors (`good`), or never will be. Idempotent.
   void finish(bool good) noexcept;

@@ -22,7 +22,7 @@ void* open_library(const char* variable, std::initializer_list<const char*> name
     if (void* library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL)) return library;
     throw Error(Code::collective, std::string(variable) + ": " + ::dlerror());
   }
-  // Prefers a library that is already loaded: it has the process's contexts, also if another version is installed.
+  // Prefers a library that is already loaded, because only that library has the process's CUDA contexts.
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL}) {
     for (const char* name : names) {
       if (void* library = ::dlopen(name, flags)) return library;
@@ -66,7 +66,7 @@ struct CudaDevice::Runtime {
   int (*stream_wait_value)(void*, unsigned long long, unsigned, unsigned);
 };
 
-// The libraries stay loaded. After a failure the next device tries again.
+// Loads the libraries once; they stay loaded. If that fails, the next device tries again.
 const CudaDevice::Runtime& CudaDevice::runtime() {
   static const Runtime loaded = [] {
     Runtime r{};

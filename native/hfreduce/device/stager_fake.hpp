@@ -61,7 +61,7 @@ class FakeDevice : public Device {
     bool stopped = false, busy = false;
     std::thread thread;
   };
-  struct State {  // of an event: numbers of its last record() that was queued, and of the last that has run
+  struct State {  // of an event: number of its last queued record(), and of its last record() that has run
     std::uint64_t recorded = 0, reached = 0;
   };
 

@@ -1,13 +1,14 @@
 // A process group: the team of this host, the links to other hosts, and the queue of operations.
 //
 // Thread contract: every method may be called from any thread. Operations run one at a time, by default in the order of
-// submission. A thread that submits an operation and waits for it at once runs it itself, if nothing is queued. Otherwise
-// the group's own thread runs the operation. That thread starts with the first queued operation and ends with the group.
+// submission. A thread that submits an operation and waits for it at once runs it itself, if nothing is queued.
+// Otherwise the group's own thread runs the operation. That thread starts with the first queued operation and ends with
+// the group.
 //
 // Among adjacent queued operations with a priority, the highest priority runs first. Rank 0 decides the order for all
 // ranks, because ranks may see operations arrive at different times. An operation without priority is never overtaken
-// and never overtakes. A prioritised operation can be withdrawn: if the request reaches rank 0 before its decision on
-// that operation's turn, the operation ends as cancelled on all ranks. Otherwise it runs on all ranks.
+// and never overtakes. A prioritised operation can be withdrawn: if the request reaches rank 0 before rank 0 has
+// decided that operation's turn, the operation ends as cancelled on all ranks. Otherwise it runs on all ranks.
 #pragma once
 
 #include <condition_variable>
@@ -88,15 +89,15 @@ class Group {
   std::atomic<double> timeout_s_;
   std::atomic<bool> hurried_ = false;
   std::unique_ptr<Team> team_;
-  std::unique_ptr<LinkedTransport> transport_;  // null with one host, as is the next
+  std::unique_ptr<LinkedTransport> transport_;  // null with one host, as is hierarchy_
   std::unique_ptr<Hierarchy> hierarchy_;
 
   Recorder recorder_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are the next five
-  std::set<std::uint64_t> withdrawals_;           // rank 0: numbers of operations whose turn is not decided yet
+  std::deque<std::shared_ptr<Operation>> queue_;  // guarded by mutex_, as are all down to announcer_
+  std::set<std::uint64_t> withdrawals_;           // rank 0: numbers of withdrawn operations whose turn is undecided
   bool running_ = false;
   bool closing_ = false;
   std::optional<Error> broken_;  // error of all further operations

@@ -51,7 +51,7 @@ class Operation {
   Request request;
   std::uint64_t number = 0;              // in the order of submission to its group
   bool withdrawn = false;                // used by the engine: the operation ends as cancelled instead of running
-  std::shared_ptr<SharedResult> shared;  // of a call with a shared result, once it is over
+  std::shared_ptr<SharedResult> shared;  // result of a call with `shared`, once it is over
   int source = -1;                       // for receives from any source: the sender's rank, once the operation is over
 
  private:

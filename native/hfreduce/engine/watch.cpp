@@ -172,8 +172,9 @@ Error Watch::verdict(const Error& error) {
   return failure_.value_or(error);
 }
 
-// Returns the error that blames the rank because of which the late rank is late. Every rank that waits for another rank
-// reports the rank that it waits for, within kVerdict. A rank that reports none is frozen, or outside the operation.
+// `late` blames the rank that this rank waited for. That rank may itself wait for another rank, and so on. Returns the
+// error that blames the last rank of this chain. Every rank that waits for another rank reports the rank that it waits
+// for, within kVerdict. A rank that reports none is frozen, or outside the operation.
 Error Watch::culprit_of(std::unique_lock<std::mutex>& lock, const Error& late) {
   Notice notice = Notice::of(Kind::suspect, Error(Code::collective, "", rank_));
   notice.operation = static_cast<std::uint64_t>(late.rank());

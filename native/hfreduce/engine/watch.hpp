@@ -2,7 +2,8 @@
 //
 // A rank watches the processes of its host by pidfds, and its neighbours by control links: duplex stream sockets
 // to every rank of its host and to a few on other hosts, so that the links of all ranks form one connected graph.
-// Notices are flooded: a rank sends each new notice over all its links, also a notice that it receives for the first time.
+// Notices are flooded: a rank sends each of its own notices, and each notice that it receives for the first time, over
+// all its links.
 //
 //   notice   meaning                                              what the receiving ranks do
 //   failed   the process of `rank` ended, or its link broke       RankFailed(rank) everywhere
@@ -47,8 +48,8 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // Both methods take ownership of the descriptor, guard it against forks, and throw Code::invalid for a rank outside the
-  // group.
+  // Both methods take ownership of the descriptor, guard it against forks, and throw Code::invalid for a rank outside
+  // the group.
   void add_process(int rank, int pidfd);
   void add_link(int rank, int socket);
 
@@ -61,8 +62,8 @@ class Watch {
   // last rank of the chain of waits is blamed. The watch's own thread notifies the listener of this error, too.
   Error announce(const Error& error);
 
-  // Returns the error to report when one call failed because of a rank and the group may continue: the group's error
-  // if there is one or its notice arrives within 0.2 s, else `error`.
+  // Called when one call failed because of a rank and the group may continue. Returns the error to report: the group's
+  // error if the group has failed or a notice of its failure arrives within 0.2 s, else `error`.
   Error verdict(const Error& error);
 
   // Asks all ranks, this one too, to cancel an operation; see Group.

@@ -25,7 +25,7 @@ std::pair<int, int> socket_pair() {
   return {pair[0], pair[1]};
 }
 
-// Watches of ranks linked in a row, 0 - 1 - 2 - ...: a notice from rank 0 reaches the last rank through all others.
+// Watches of ranks linked in a row, 0 - 1 - 2 - ...: a notice from rank 0 reaches the last rank over all links.
 struct Row {
   explicit Row(int world) {
     for (int r = 0; r < world; ++r) watches.push_back(std::make_unique<Watch>(r, world));

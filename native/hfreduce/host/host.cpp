@@ -7,7 +7,7 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::size_t kDirectBytes = 32u << 10;  // maximum for DirectPass, in which every rank reduces the whole tensor
-constexpr std::size_t kPartBytes = 128u << 10;   // of a part that a member claims at a time
+constexpr std::size_t kPartBytes = 128u << 10;   // bytes of a part that a member claims at a time
 
 // For small tensors and fewer cores than ranks: the last rank to arrive reduces for all, the other ranks sleep once.
 void allreduce_solo(Team& team, const Request& request, double scale) {

@@ -1,8 +1,8 @@
 // NUMA placement of the parts of a team's control segment.
 //
-// The paper's rules: memory into which devices and ranks copy their inputs is interleaved over the nodes, so that every
-// socket reads at the combined rate. Result memory is bound to the network card's node. The gates and slots at the
-// beginning stay where they are first touched.
+// The rules of the Fire-Flyer paper: memory into which devices and ranks copy their inputs is interleaved over the
+// nodes, so that every socket reads at the combined rate. Result memory is bound to the network card's node. The gates
+// and slots at the beginning stay where they are first touched.
 //
 // Thread contract: pure functions, and one that sets policies before any thread touches the memory.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace ff::hfreduce {
 
-// Offsets of the rings of a control segment, in bytes. Every boundary lies between pages.
+// Offsets of the rings of a control segment, in bytes. Every offset is a multiple of the page size.
 struct ControlLayout {
   std::size_t staging;  // rings of all members' inputs
   std::size_t result;   // ring of sums

@@ -19,7 +19,7 @@ constexpr std::uint32_t kAhead = kDepth / 2;  // steps that a rank sleeps throug
 }  // namespace
 
 struct alignas(4096) Team::Header {
-  static constexpr std::size_t kClaimSets = 4;  // by number of the posting; members are at most one posting apart
+  static constexpr std::size_t kClaimSets = 4;  // by the posting's number modulo 4; members are at most one apart
 
   std::atomic<std::int32_t> aborted;  // 0, or 1 + the rank because of which the team is broken
   Gate in, reduced, out;
@@ -188,8 +188,8 @@ void Team::post(const Posted& mine) {
     std::copy_n(mine.takes, size(), slot.takes);
   }
   slots_[me_].arrived[0].store(step_ + 1, std::memory_order_relaxed);
-  // Resets the claims of the next posting. No member has reached that posting yet, and no member is still in the earlier
-  // posting that used the same claims.
+  // Resets the claims of the next posting. No member has reached that posting yet, and no member is still in the
+  // earlier posting that used the same claims.
   if (me_ == 0) {
     auto& claims = header_->claims[(posts_ + 1) % Header::kClaimSets];
     claims.done.store(0, std::memory_order_relaxed);
@@ -283,10 +283,13 @@ void Team::wait_completed() {
 }
 
 // Publishes, consumes and collects as much as possible, and sleeps only if nothing can be done. A gate may open between
-// the check that found it shut and the choice of the gate to wait for. So that choice names only gates that this pass
-// moves, and a wait for an open gate returns at once. If ranks outnumber cores, a rank runs as many steps as it can
-// before it notifies the other ranks, because every notification costs a context switch. Sleeping for several steps
-// cannot deadlock: the steps that a rank has published and taken let all other ranks proceed kAhead steps without it.
+// the check that found it shut and the choice of the gate to wait for. That is harmless: a wait for an open gate
+// returns at once. The choice names only gates that this pass advances, because a wait for any other gate would never
+// end.
+//
+// If ranks outnumber cores, a rank runs as many steps as it can before it notifies the other ranks, because every
+// notification costs a context switch. Sleeping for several steps cannot deadlock: the steps that a rank has published
+// and taken let all other ranks proceed kAhead steps without it.
 void Team::drive(Pass& pass, std::uint32_t published) {
   const std::uint32_t base = step_, result_base = result_step_, steps = pass.steps;
   const bool burst = !spin_;

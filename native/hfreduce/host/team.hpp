@@ -27,9 +27,9 @@
 
 namespace ff::hfreduce {
 
-inline constexpr std::size_t kMembers = 64;             // most ranks of one host
+inline constexpr std::size_t kMembers = 64;             // maximum number of ranks of one host
 inline constexpr std::uint32_t kDepth = 8;              // chunks in flight
-inline constexpr std::size_t kChunkBytes = 256u << 10;  // of one staging slot
+inline constexpr std::size_t kChunkBytes = 256u << 10;  // bytes of one staging slot
 
 // A member of the team; members are listed in team order.
 struct Member {
@@ -66,7 +66,7 @@ class Pass {
 
   std::uint32_t steps = 1;
   bool uses_result = false;   // the pass uses the result ring
-  bool leaves_early = false;  // no member needs this member's memory once it has consumed all steps
+  bool leaves_early = false;  // once this member has consumed all steps, no member needs this member's memory
 };
 
 class Team {
@@ -85,8 +85,8 @@ class Team {
   std::size_t me() const { return me_; }
   bool spins() const { return spin_; }
 
-  // Sequence of an operation: begin; then either solo and finish_solo, or: publish the first step, enter, drive or
-  // claims; then any number of further passes by again().
+  // Calls of an operation, in this order: begin(), then either solo() and finish_solo(), or enter() and then drive() or
+  // claim(). Before enter(), the first step is published. After drive() or meet(), again() may drive further passes.
   void begin(const Call& call, Deadline deadline);
   // Posts, waits for all members, and compares the calls. REQUIRES: the input of the first step is readable.
   void enter(const Posted& mine);
@@ -113,7 +113,8 @@ class Team {
   // member's slice first, then of the other members' slices. Each slice has `parts_each` parts. Returns false when no
   // part is left. REQUIRES: every member has posted.
   bool claim(std::size_t parts_each, std::size_t& owner, std::size_t& part);
-  void completed(std::size_t parts, std::size_t of);  // the reduced gate opens when all parts are complete
+  // Reports that `parts` more of all `of` parts are complete. The last report opens the reduced gate.
+  void completed(std::size_t parts, std::size_t of);
   void wait_completed();
 
   // The order of prioritised operations: one member publishes the number of the next operation, and each other member

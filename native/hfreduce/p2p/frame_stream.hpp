@@ -17,9 +17,9 @@
 namespace ff::hfreduce::mail {
 
 inline constexpr std::size_t kEagerBytes = 64u << 10;  // larger messages are announced first
-inline constexpr std::size_t kWindow = 8u << 20;       // unreceived eager bytes of one sender at one receiver
-inline constexpr std::size_t kRecordBytes = 128;       // also charged per message, so that empty messages are bounded
-inline constexpr std::size_t kAnnounced = 1u << 16;    // unanswered announcements of one sender at one receiver
+inline constexpr std::size_t kWindow = 8u << 20;       // limit of one sender's eager bytes that wait at one receiver
+inline constexpr std::size_t kRecordBytes = 128;       // added per message, so that kWindow also bounds empty messages
+inline constexpr std::size_t kAnnounced = 1u << 16;    // limit of one sender's unanswered announcements at a receiver
 inline constexpr std::size_t kChunk = 1u << 20;        // bytes of a long payload sent before other messages may pass
 inline constexpr std::size_t kSlice = 1u << 20;        // bytes moved on one link before other links get their turn
 

@@ -8,7 +8,8 @@ namespace ff::hfreduce::mail {
 
 namespace {
 
-// Returns the error of a receive whose sender cancelled. Names the sender, whose reason may become the group's error.
+// Returns the error of a receive whose sender cancelled. It names the sender, so that P2PEngine asks its Judge for the
+// group's error, which takes precedence over this error.
 Error gave_up(const Message& receive, int sender) {
   return Error(Code::deadline_exceeded, to_string(receive) + ": the sender's timeout passed", sender);
 }

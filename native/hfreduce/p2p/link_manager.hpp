@@ -1,8 +1,8 @@
 // All links of a rank: routes messages to links, tracks ready links and lost peers. Nonblocking I/O only.
 //
-// Thread contract: P2PEngine's lock guards everything here except poll_fd(). Invariants: every message passed to admit()
-// ends exactly once; afterwards its bytes are not touched. The loss of a peer ends the sends to it at once, and the
-// receives from it when all that it sent was read.
+// Thread contract: P2PEngine's lock guards everything here except poll_fd(). Invariants: every message passed to
+// admit() ends exactly once; afterwards its bytes are not touched. The loss of a peer ends the sends to it at once, and
+// the receives from it when all that it sent was read.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class LinkManager {
   bool busy() const { return !copying_.empty(); }  // copy() is due
   void copy();                                     // copies a slice for each peer with a matched offer
   void fail(const Error& error);                   // ends all present and later messages, and closes all links
-  // Ends all messages, then the links, so that peers can still read all sent bytes.
+  // Ends all messages, then the links. Waits briefly, so that peers can still read all sent bytes.
   void leave(const Error& error);
 
   int poll_fd() const { return poll_fd_; }  // readable when ready() is due

@@ -19,8 +19,8 @@ namespace ff::hfreduce {
 namespace {
 
 constexpr std::uint64_t kKick = UINT64_MAX;  // token of kick_fd_
-// Time for which the engine's own thread leaves polling to visitors (threads in wait()). A visitor soon waits again,
-// and waking the own thread would take a core from the visitor.
+// Time after a visit (of a thread in wait()) for which the engine's own thread does not poll. The visitor soon waits
+// again, and a wake-up of the engine's own thread would take a core from the visitor.
 constexpr auto kGrace = std::chrono::milliseconds(1);
 
 int new_eventfd() {
@@ -275,7 +275,7 @@ bool P2PEngine::take_over() {
   role_changed_.notify_all();
   std::uint64_t seen = visits_ - (visitor_ ? 1 : 0);
   while (!closing_ && (visitor_ || (visits_ != seen && !needed_))) {
-    sleeping_ = visitor_ && visits_ == seen;  // a long visit: its end is worth a wake-up
+    sleeping_ = visitor_ && visits_ == seen;  // a long visit: leave() wakes this thread at its end
     seen = visits_;
     if (sleeping_) {
       role_changed_.wait(role);

@@ -2,7 +2,7 @@
 // queue of the collectives, so that two ranks that send to each other at the same time do not deadlock.
 //
 // Thread contract: every method may be called from any thread. The posting thread moves a message until it would block.
-// Then a thread in wait() moves all messages; if there is none, P2PEngine's own thread does. The own thread starts with
+// Then a thread in wait() moves all messages; if there is none, P2PEngine's own thread does. That thread starts with
 // the first link or message and ends with the object.
 //
 // A link is one stream socket, opened by the sender; messages go forward on it, answers come back:
@@ -56,8 +56,8 @@ class P2PEngine {
   // `data` must stay valid until the operation is over. `seconds` <= 0: no deadline; else the operation ends with
   // Code::deadline_exceeded after `seconds`, and no other operation is affected. A receive must have the size of its
   // message, else Code::collective. A receive from rank -1 takes the earliest message of the tag from any rank, and
-  // Operation::source names the sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an unknown
-  // rank and for this rank itself.
+  // Operation::source names the sender. `attended`: the caller calls wait() next. Both throw Code::invalid for an
+  // unknown rank and for this rank itself.
   std::shared_ptr<Operation> send(int to, std::uint64_t tag, const void* data, std::size_t bytes, double seconds,
                                   bool attended = false);
   std::shared_ptr<Operation> receive(int from, std::uint64_t tag, void* data, std::size_t bytes, double seconds,

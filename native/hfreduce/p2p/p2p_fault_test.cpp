@@ -67,8 +67,8 @@ void a_payload_under_way_outlives_its_receive() {
   ScriptedPeer::settle(scripted.to);  // the first half waits in memory for its receive
   drained(1, [] {}, [&] { half(500); });
   drained(5, [&] { begin_eager(5); }, [&] { half(500); });
-  // An announced message that has matched its receive, because the next frame is received. Its payload comes in two
-  // frames.
+  // An announced message. Its announcement is read before its receive is posted, because the message after it, with
+  // tag 4, is received first. Its payload comes in two frames.
   ScriptedPeer::put(scripted.to, {.kind = FrameKind::request, .tag = 3, .id = 1, .bytes = 1000});
   ScriptedPeer::put(scripted.to, {.kind = FrameKind::eager, .tag = 4});
   expect_ok(scripted.post, scripted.post.receive(0, 4, nullptr, 0, 60));

@@ -7,7 +7,7 @@
 namespace ff::hfreduce::mail {
 namespace {
 
-constexpr std::size_t kSegments = 4096;  // maximum mapped segments of a peer; bytes in others go through the socket
+constexpr std::size_t kSegments = 4096;  // maximum mapped segments of a peer; bytes in other segments use the socket
 constexpr std::uint64_t kClaimed = 1, kWithdrawn = 2;
 
 bool settle(Claim& claim, std::uint64_t id, std::uint64_t state) {

@@ -235,8 +235,8 @@ std::size_t Exchange::wire_bytes(std::uint32_t chunk) const {
   return simd::encoded_bytes(data_.codec, data_.dtype, program_.chunks[chunk].count);
 }
 
-// Encodes the value that `s` sends. If the value must be equal on all members, replaces it by what the other members
-// will decode.
+// Encodes the value that `s` sends. If the value must be equal on all members, replaces the local value by the value
+// that the other members will decode.
 void Exchange::encode(const Step& s) {
   Part& part = parts_[s.chunk];
   const Chunk& chunk = program_.chunks[s.chunk];

@@ -68,7 +68,7 @@ struct Handshake {
 
 class Exchange {
  public:
-  // Bounds of the chunks in flight with a peer. No value from 1 on can deadlock.
+  // Bounds of the chunks in flight with a peer. No bound of at least 1 causes a deadlock.
   struct Limits {
     std::size_t sends = 8;        // posted to the peer
     std::size_t receives = 8;     // from the peer: posted, or arrived and not used yet
@@ -93,8 +93,8 @@ class Exchange {
   // what the transport and the handshake's check throw.
   bool advance();
   bool finished() const { return done_steps_ == program_.steps.size() && finals_ == all_finals_; }
-  // Returns the next chunk in the order in which chunks become final; none if no further chunk is final yet. The chunk's
-  // memory is not written again, but may be read until the exchange has finished.
+  // Returns the next chunk in the order in which chunks become final; none if no further chunk is final yet. The
+  // chunk's memory is not written again, but may be read until the exchange has finished.
   std::optional<std::uint32_t> pop_final();
   // Returns a rank whose data is missing, -1 if only local input is missing. For the error on a timeout.
   int waiting_for() const;
@@ -103,8 +103,8 @@ class Exchange {
   struct Channel {
     int rank;
     std::vector<std::uint32_t> out = {}, in = {};  // steps, in order
-    std::size_t posted_out = 0, done_out = 0;      // of `out`
-    std::size_t posted_in = 0, applied_in = 0;     // of `in`
+    std::size_t posted_out = 0, done_out = 0;      // steps of `out` that are posted, and that are done
+    std::size_t posted_in = 0, applied_in = 0;     // steps of `in` that are posted, and that are used
     Transfer header_out = {}, header_in = {};
     std::vector<char> their_header = {};
     bool handshake_sent = false, checked = false;

@@ -416,7 +416,7 @@ class Run {
   std::vector<int> ranks_;
   std::vector<std::vector<std::vector<char>>> inputs_;  // [call][member]
   std::vector<std::unique_ptr<Member>> state_;
-  // Number of the event at which a member dies; the member that passes a different count, and in which call.
+  // crash_at_: event at which a member dies. odd_: member that passes a different count, in call odd_call_.
   std::size_t crash_at_ = kNever, odd_ = kNever, odd_call_ = 0;
   bool failed_ = false;
   int dead_rank_ = -1;

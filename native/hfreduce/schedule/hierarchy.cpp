@@ -25,7 +25,7 @@ bool is_unrounded(const Call& call) {
 
 bool is_coded(const Call& call) { return call.wire != Codec::none && call.wire != Codec::fp32; }
 
-// Converts `count` elements with a kernel for one source, or copies `bytes` unchanged without a kernel.
+// Converts `count` elements with `kernel`. If `kernel` is null, copies `bytes` bytes unchanged.
 void convert(simd::ReduceFn kernel, const void* from, void* to, std::size_t count, std::size_t bytes) {
   if (kernel != nullptr) {
     kernel(&to, 1, &from, 1, count, 1.0);

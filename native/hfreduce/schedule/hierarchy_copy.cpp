@@ -110,7 +110,7 @@ class CheckedMessages {
 
 std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
 
-// Compares the lengths of this rank's piece for itself, before anything is sent to other ranks.
+// Compares the lengths of the piece that this rank sends to itself, before anything is sent to other ranks.
 void check_own(const Call& call, int rank, const Piece& from, const Piece& to) {
   if (from.bytes != to.bytes) throw lengths_disagree(call, rank, from.bytes, rank, to.bytes);
 }
@@ -184,8 +184,9 @@ std::vector<int> Hierarchy::peers(const Request& request) {
 }
 
 // The rank in place q of another host sends its piece to this team's member q modulo the team's size; then each team
-// shares the pieces of its members. With its piece a rank sends the lengths that it expects from all ranks. A rank that
-// completes has therefore compared the lengths of all other hosts, and by the copy inside its team those of its team.
+// shares the pieces of its members. With its piece a rank sends the lengths that it expects from all ranks. So when a
+// rank completes, its team has compared its lengths with those of all other hosts. The copy inside the team compares
+// the lengths of its members.
 void Hierarchy::all_gather(const Request& request) {
   const Call& call = request.call;
   const auto& hosts = layout().hosts;

@@ -6,7 +6,7 @@
 namespace ff::hfreduce {
 namespace {
 
-constexpr std::size_t kLaneBytes = 128u << 10;  // minimum bytes of a lane; less is not worth its messages
+constexpr std::size_t kLaneBytes = 128u << 10;  // minimum bytes of a lane; a smaller lane is not worth its messages
 constexpr std::size_t kChunk = 64u << 10;       // bytes per message; at most kChunkBytes for all lanes together
 constexpr std::size_t kPlans = 256;             // maximum number of cached plans
 

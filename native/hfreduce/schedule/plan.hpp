@@ -27,7 +27,7 @@ struct Rule {
   std::size_t hosts;
   std::size_t bytes;
   Algorithm algorithm;
-  std::size_t lanes;  // most lanes to use; 0: all
+  std::size_t lanes;  // maximum number of lanes to use; 0: all
 
   bool operator==(const Rule&) const = default;
 };
@@ -55,8 +55,8 @@ struct Layout {
   std::size_t host = 0, place = 0;      // own host, and place in its team
   std::vector<std::uint32_t> zones;     // of each host
 
-  std::size_t lanes() const;                                 // size of the smallest host
-  bool even() const;                                         // all hosts are of one size
+  std::size_t lanes() const;                                 // ranks of the smallest host
+  bool even() const;                                         // all hosts have equally many ranks
   std::pair<std::size_t, std::size_t> find(int rank) const;  // host of the rank, and place in its team
   int lane_mate(std::size_t host_index, std::size_t lane) const { return hosts[host_index][lane]; }
 };

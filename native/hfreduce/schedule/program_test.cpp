@@ -1,5 +1,5 @@
-// Simulates the programs of every builder for all members. Values are symbolic: they count how often each member's input
-// was added, and how often the value was scaled.
+// Simulates the programs of every builder for all members. Values are symbolic: they count how often each member's
+// input was added, and how often the value was scaled.
 //
 // Messages move in random order, and only when sender and receiver are both ready (only a collect has a buffer). Inputs
 // come one by one in input_order, and only when nothing else can move. A program that does not deadlock under these
@@ -102,7 +102,7 @@ class Simulation {
     std::vector<bool> final, provided, finished;
     std::vector<std::optional<Value>> kept;         // per step: collected
     std::vector<std::size_t> waiting;               // collected, not finished
-    std::vector<std::size_t> sends_left;            // per chunk
+    std::vector<std::size_t> sends_left;            // per chunk: sends that are not finished
     std::vector<std::vector<std::size_t>> out, in;  // per peer: steps
     std::vector<std::size_t> sent = std::vector<std::size_t>(kMost), got = sent;
     std::size_t inputs = 0;
@@ -355,7 +355,7 @@ void test_shape(const std::vector<std::uint32_t>& labels, int root) {
     }
     CHECK(edges == members - 1 && crossing == distinct.size() - 1);
     CHECK(root < 0 || tree.parent[static_cast<std::size_t>(root)] < 0);
-    if (distinct.size() == 1) {  // as deep as a binary tree must be, plus one level for leaves
+    if (distinct.size() == 1) {  // at most one level deeper than the flattest tree; two with a given root
       std::size_t levels = 0;
       while ((std::size_t{1} << levels) < members) ++levels;
       CHECK(tree.height <= levels + (root >= 0 ? 1 : 0));

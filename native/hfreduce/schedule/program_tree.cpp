@@ -1,6 +1,6 @@
 // Double binary tree programs (Sanders, Speck, Traeff 2009), aware of zones.
 //
-// In each zone every other member may have children in the first tree, and the remaining members in the second. A
+// In each zone every second member may have children in the first tree, and the remaining members in the second tree. A
 // member that may have children has room for two. A zone of m members, of which a may have children, needs m-1 places
 // for its own members. So 2a-(m-1) places are left for other zones: one place in each tree if m is even, two places in
 // one tree and none in the other if m is odd. Odd zones alternate, so that each tree has enough places for all zones.

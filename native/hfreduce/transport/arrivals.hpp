@@ -17,7 +17,7 @@ struct Arrival {
   int fd;
 };
 
-// Owns the sockets not taken yet, guarded against forks.
+// Owns the sockets that are not taken yet, and guards them against forks.
 class Arrivals {
  public:
   Arrivals() = default;
@@ -32,7 +32,7 @@ class Arrivals {
 
  private:
   std::mutex mutex_;
-  std::vector<Arrival> waiting_;          // guarded by mutex_, as is the next
+  std::vector<Arrival> waiting_;          // guarded by mutex_, as is known_
   std::set<std::pair<int, bool>> known_;  // all links ever added
   std::atomic<bool> any_ = false;
 };

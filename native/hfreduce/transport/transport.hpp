@@ -52,8 +52,9 @@ class Transport {
 class LinkedTransport : public Transport {
  public:
   // Adds the socket of the link to send to `rank`, or to receive from it: a connected stream socket (TCP or Unix),
-  // authenticated, used for nothing else. The transport owns the socket from the call on. Any thread may call. Transfers
-  // with `rank` that were posted before wait for the link. Throws Code::invalid if the link exists already.
+  // authenticated, used for nothing else. The transport owns the socket from the call on. Any thread may call. A
+  // transfer that is posted before its link is added waits for the link. Throws Code::invalid if the link exists
+  // already.
   virtual void add_outgoing(int rank, int fd) = 0;
   virtual void add_incoming(int rank, int fd) = 0;
 };

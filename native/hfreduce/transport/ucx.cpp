@@ -18,7 +18,7 @@ using ucx::Status;
 
 namespace {
 
-constexpr std::chrono::seconds kBrokenGrace{1};  // delay before a broken endpoint with an open socket is a failure
+constexpr std::chrono::seconds kBrokenGrace{1};  // after it, a broken endpoint is a failure even if its socket is open
 constexpr std::uint64_t kWholeTag = ~std::uint64_t{0};
 // Event data of descriptors that are not links.
 constexpr std::uint64_t kWake = 0, kEngine = 1;

@@ -7,8 +7,8 @@
 // has left. An endpoint that fails while the socket is open is reported a second later. Most likely the peer has broken
 // the group because of another rank, and that cause should be reported first.
 //
-// Messages of a link are done in order. The last message of all is held back until UCX has flushed the worker. No
-// thread calls progress() between operations, so no message may stay in UCX waiting for such a call.
+// Messages of a link are done in order. The last message of all is not done before UCX has flushed the worker. Between
+// operations no thread calls progress(), so a message that waits in UCX for such a call would not leave this process.
 #pragma once
 
 #include <atomic>
@@ -53,7 +53,7 @@ class UcxTransport final : public LinkedTransport {
   void wait(std::chrono::milliseconds limit) override;
 
   void wake() override;
-  void abort() override;  // afterwards transfers and their memory are not accessed either; peers see endpoints fail
+  void abort() override;  // ends all access to transfers and their memory; peers see endpoints fail
   std::uint64_t bytes_sent() const override { return sent_; }  // only payload of messages that are done
 
  private:

@@ -14,10 +14,10 @@ namespace {
 
 constexpr const char* kLibrary = "libucp.so.0";
 constexpr const char* kPackage = "libucx0 (Debian, Ubuntu) or ucx (Red Hat, SUSE)";
-constexpr unsigned kMajor = 1, kMinor = 11;  // from here on all versions are compatible
+constexpr unsigned kMajor = 1, kMinor = 11;  // all versions 1.x from 1.11 on are compatible
 
-// Variables that are set while the library loads, unless the user has set them. The environment is shared by all
-// threads: this runs once per process, when its first group over UCX is made.
+// Variables that are set while the library loads, unless the user has set them. Changes of the environment are not safe
+// while other threads read it, so this runs once per process: when its first group over UCX is made.
 class Setting {
  public:
   Setting() {

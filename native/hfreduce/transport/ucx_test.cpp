@@ -1,7 +1,7 @@
-// The UCX transport between threads, over UCX's TCP alone and together with CMA, by which a receiver fetches long
-// messages from the sender's memory as it does over RDMA. Contents and order, sizes on both sides of its protocols,
-// late links, wakes, abort, peers that leave or die, unauthenticated peers. Loading UCX must not change signal handlers.
-// Skipped if libucp.so.0 is unavailable.
+// Tests of the UCX transport between threads, over UCX's TCP alone and with CMA. With CMA a receiver fetches long
+// messages from the sender's memory, as over RDMA. Contents and order, sizes below and above the limits between UCX's
+// protocols, late links, wakes, abort, peers that leave or die, unauthenticated peers. Loading UCX must not change
+// signal handlers. Skipped if libucp.so.0 is unavailable.
 #include "hfreduce/transport/ucx.hpp"
 
 #include <dlfcn.h>
@@ -333,7 +333,8 @@ void test_exchanges() {
   for (auto& thread : threads) thread.join();
 }
 
-// A forked child that uses a copy leaves the parent's transport unchanged, and gets an error.
+// A forked child that destroys its copy of a transport leaves the parent's transport unchanged. A new transport in the
+// child throws an error.
 void test_fork() {
   UcxTransport from, to;
   join(from, 0, to, 1);
@@ -364,7 +365,7 @@ void test_fork() {
   pass(2);
 }
 
-// Loading UCX takes no signal and rewrites no function of the C library.
+// Loading UCX changes no signal handler and rewrites no function of the C library.
 bool load() {
   struct Handler {
     void (*of)(int);

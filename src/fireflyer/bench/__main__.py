@@ -75,8 +75,8 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Options of a command line. The annotation of a field declares its option. A command has the
-    options that it names to `_command`."""
+    """Options of a command line. The annotation of a field declares its option. A command passes
+    the names of its options to `_command`."""
 
     ranks: Ranks = 2
     sizes: Sizes = "64K,1M,16M"

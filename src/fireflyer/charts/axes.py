@@ -123,7 +123,8 @@ def labels(across: str, up: str, size: tuple[int, int]) -> list[Markup]:
 
 
 def legend_places(names: Sequence[str], width: float) -> list[Point]:
-    """Returns the top left corner of each legend entry; a full row continues on the next one."""
+    """Returns the top left corner of each legend entry. An entry that does not fit into a row
+    begins the next row."""
     places, x, y = [], float(LEFT), 22.0
     for name in names:
         size = 46 + LETTER * len(name)

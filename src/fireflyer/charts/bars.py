@@ -61,8 +61,8 @@ def stacked_bars(
     """Draws one horizontal bar of full width per row, divided in proportion to its values.
 
     Args:
-        title: text for those who cannot see the drawing.
-        rows: by the text above each bar: the bar's values, by the names of its parts.
+        title: alternative text of the drawing.
+        rows: for the text above each bar, the bar's values by the names of its parts.
         colours: colour of each part, in the order of the parts.
         form: formats a value.
 

@@ -31,9 +31,9 @@ def heat_map(
         columns: name of each column.
         values: values, one list per row.
         unit: text after a value.
-        high: value of the darkest cell; default: the largest one.
+        high: value of the darkest cell; default: the largest value.
         marks: character in each cell, which is visible without colour; "": none.
-        tips: tooltip of each cell; default: its names and value.
+        tips: tooltip of each cell; default: the names of its row and column, and its value.
         links: URL to which the cells of each column link.
 
     Returns:

@@ -1,4 +1,4 @@
-"""HTML pages from Jinja2 templates. A page is one file: it loads no other, and runs no script.
+"""HTML pages from Jinja2 templates. A page is one file: it loads no other file and runs no script.
 
 Templates escape whatever they insert, except `Markup`. A package keeps its templates in its folder
 `templates`; they extend `page.html` of this package, which holds the style sheet.
@@ -42,7 +42,7 @@ class Note(NamedTuple):
 def environment(package: str = HERE) -> "Environment":
     """Returns the templates of a package, together with the templates of `fireflyer.charts`.
 
-    Jinja2 is imported with the first page, because a command that writes none need not wait for it.
+    Jinja2 is imported when the first page is made, so that commands without pages start faster.
     """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 

@@ -21,9 +21,9 @@ def element(name: str, *inside: str, **attributes: str | float | None) -> Markup
 
     Args:
         name: name of the element.
-        inside: its content; text that is no `Markup` is escaped.
-        attributes: attributes in order, without those that are None. The last "_" of a name is
-            removed (`class_`), the others become "-". Numbers have at most two decimals.
+        inside: content of the element; text that is no `Markup` is escaped.
+        attributes: attributes in order; those that are None are omitted. A "_" at the end of a name
+            is removed (`class_`). Every other "_" becomes "-". Numbers have at most two decimals.
     """
     listed = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
@@ -78,7 +78,7 @@ def joined(points: Iterable[Point]) -> str:
 def drawing(
     title: str, width: float, height: float, parts: Iterable[str], **attributes: str
 ) -> Markup:
-    """Returns an `<svg>` element for a page; `title` is its text for those who cannot see it."""
+    """Returns an `<svg>` element for a page; `title` is its alternative text."""
     view = f"0 0 {_value(width)} {_value(height)}"
     body = Markup("\n".join(["", element("title", title), *parts, ""]))
     return element("svg", body, class_="chart", viewBox=view, role="img", **attributes)
@@ -88,7 +88,7 @@ def file(title: str, width: float, height: float, parts: Iterable[str], style: s
     """Returns the text of an SVG file with a white background.
 
     Args:
-        title: its text for those who cannot see it.
+        title: alternative text of the drawing.
         width, height: size in units of the drawing.
         parts: elements.
         style: style sheet.

@@ -45,7 +45,7 @@ def timeline(
 
     Args:
         title: text above the panels.
-        panels: boxes by the text above them; at least one box.
+        panels: boxes of each panel, by the text above the panel; at least one box in all.
         lanes: name of each lane.
         kinds: legend: the meaning of each kind of box. The first kind has no pattern.
         note: text after the legend.
@@ -89,7 +89,7 @@ class _Style:
         )  # fmt: skip
 
     def drawn(self, x: float, y: float, size: tuple[float, float], tip: str | None) -> Markup:
-        """Returns a rectangle in this style, with a pattern above it."""
+        """Returns a rectangle in this style. All styles but the first draw a pattern over it."""
         box = svg.rect(x, y, *size, tip, class_=f"m{self.index % 6} span")
         if not self.index:
             return box

@@ -1,6 +1,7 @@
 """Checkpoint Manager: asynchronous, verified, resumable saves (the paper's §VII-A).
 
-The package itself does not import torch, because a node's keeper process imports it.
+The package itself does not import torch. Keepers import the package: processes that hold replicas
+in memory and work without torch (checkpoint/memory/keeper.py).
 """
 
 from importlib import import_module

@@ -35,8 +35,9 @@ def members_lost() -> bool:
 def interruptible(wait: Callable[[], T]) -> T:
     """Runs `wait` and returns its result; Ctrl-C ends the call at once.
 
-    A wait of torch checks for signals only when another rank answers or its timeout ends. Therefore
-    another thread waits. After Ctrl-C that thread remains, but does not keep the process alive.
+    While torch waits, Python handles no signal before another rank answers or the timeout ends.
+    Therefore another thread waits. After Ctrl-C that thread remains, but does not keep the process
+    alive.
     """
     if threading.current_thread() is not threading.main_thread():
         return wait()  # signals reach the main thread alone
@@ -53,7 +54,7 @@ def interruptible(wait: Callable[[], T]) -> T:
 
 
 class ControlGroup:
-    """Small all-gathers over gloo. Every call is collective; the first one makes the group.
+    """Small all-gathers over gloo. Every call is collective; the first call makes the group.
 
     After a failed call the group is not used again, because the ranks no longer agree on their
     progress.
@@ -69,7 +70,7 @@ class ControlGroup:
         """True if the default group was formed anew in place; its original store may be gone."""
 
     def forget(self) -> None:
-        """Drops the group after a membership change; the next call makes a new one."""
+        """Drops the group after a membership change; the next collective call makes a new group."""
         self._let_go()
         self._world = self._broken = None
         self._reformed = dist.is_available() and hasattr(dist.group.WORLD, "reform")
@@ -106,8 +107,8 @@ class ControlGroup:
             options.timeout = self._timeout
             group = self._group
             work = group.allgather([list(rows.unbind())], [mine], options)
-            # After Ctrl-C the waiting thread must keep the group, because the group's destructor
-            # would also wait.
+            # The lambda refers to the group, so the waiting thread keeps the group after Ctrl-C.
+            # Otherwise the group's destructor would wait in the main thread.
             interruptible(lambda: (work.wait(), group))
         except KeyboardInterrupt:
             self._broken = "the ranks cannot agree: an earlier call was interrupted"
@@ -162,8 +163,8 @@ class ControlGroup:
 
 _ADDRESS_BYTES = 64
 _FORMING = timedelta(seconds=15)
-"""Timeout of forming the group. The members have just met in a collective; no other mechanism
-detects a member that dies during the formation."""
+"""Timeout of forming the group. It may be short, because the members have just met in a collective.
+It must be short, because only this timeout detects a member that dies during the formation."""
 
 
 def _beside_reformed(timeout: timedelta) -> Any:

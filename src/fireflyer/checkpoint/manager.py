@@ -64,20 +64,20 @@ class CheckpointManager:
         """
         Args:
             directory: a path, an fsspec URL or a storage; shared by all ranks.
-            every: the schedule of `should_save`: a duration ("5min", "30s"), a number of steps (at
-                its multiples, not at 0), or "auto". "auto" picks the interval of 1 min to 1 h that
-                loses the least time, given the measured save cost and the failure rate.
+            every: the schedule of `should_save`: a duration ("5min", "30s"), a number of steps n
+                (each multiple of n except 0), or "auto". "auto" picks the interval of 1 min to 1 h
+                that loses the least time, given the measured save cost and the failure rate.
             keep: the number of newest checkpoints to keep, or a `Keep` with more rules; None: all.
             overlap: `save` returns while large tensors are still being copied. Call `before_step`
-                before these tensors change. The step of a torch optimizer calls it.
+                before these tensors change. The step of a torch optimizer calls `before_step`.
             incremental: do not write tensors again whose bytes equal those of the last save.
             memory: hold each save in the memory of two nodes before it is on storage. After a
-                restart, a save that is the newest is loaded from there. An `InMemory` sets options.
-                The constructor is then collective: call it on all ranks, after init_process_group.
+                restart, `load` reads the newest save from there if it can. An `InMemory` sets
+                options. The constructor is then collective: call it after init_process_group.
             should_suspend: returns True if this rank is asked to leave, e.g.
-                `hai.suspend_requested`. All ranks call it at the same steps. These are chosen from
-                the recent step times so that two calls are at most about 1 s apart. Once it returns
-                true on any rank, `should_save` and `suspending` are true on all ranks.
+                `hai.suspend_requested`. All ranks call it at the same steps. These steps are chosen
+                from the recent step times, so that two calls are at most about 1 s apart. Once it
+                returns true on any rank, `should_save` and `suspending` are true on all ranks.
             commit_deadline_s: maximum time that ranks wait for one another, also in background.
             clock: for tests.
 
@@ -312,7 +312,8 @@ class CheckpointManager:
         return epoch, self._number, self._copies is not None and self._copies.wanting
 
     def _known_contents(self, table: Table) -> Written | None:
-        """Returns the last save's result if the arena still holds it in the places of `table`."""
+        """Returns the last save's result if the arena still holds that save's bytes in the places
+        of `table`."""
         before = self._before
         if before is None or before.table is not table or before.filling != self._stager.filling:
             return None
@@ -323,7 +324,7 @@ class CheckpointManager:
 
         def run() -> Written:
             try:
-                job.staged.wait_for_cores()  # training waits for that copy, so it comes first
+                job.staged.wait_for_cores()  # training waits for the copies, so they come first
                 written = self._committer.run(job)
                 heartbeat.saved(job.generation.step, taken)
                 return written
@@ -371,7 +372,7 @@ class CheckpointManager:
             return loaded.state
 
     def loaded_per_rank(self) -> Any | None:
-        """Returns this rank's `per_rank` of the checkpoint last loaded, None without one."""
+        """Returns this rank's `per_rank` state of the checkpoint last loaded, or None."""
         return self._loaded_per_rank
 
     def load_tensors(
@@ -402,7 +403,7 @@ class CheckpointManager:
         """Returns the step of the newest checkpoint on storage or in memory, or None.
 
         A checkpoint on storage counts if its manifest is undamaged and its files have the right
-        size. A checkpoint in memory counts if it existed when the ranks last agreed.
+        size. A checkpoint in memory counts if the ranks last agreed that it is complete.
         """
         stored = (generation for generation, _ in itertools.islice(self._catalog.whole(), 1))
         newest = max([*stored, *self._held()], default=None)

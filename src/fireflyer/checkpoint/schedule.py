@@ -1,4 +1,7 @@
-"""Save schedule: the user's `every` option, and decisions. The caller passes in the current time."""
+"""Save schedule: the user's `every` option, and decisions whether a save is due.
+
+The caller passes in the current time.
+"""
 
 import math
 import re
@@ -12,7 +15,7 @@ from fireflyer.errors import ConfigError
 AUTO = "auto"
 SHORTEST_S, LONGEST_S = 60.0, 3600.0
 """Bounds of the interval for `every="auto"`. At a shorter interval, a restart costs more than the
-lost work. At a longer one, a wrong estimate of the failure rate could cost half a day."""
+lost work. At a longer interval, a wrong estimate of the failure rate could cost half a day."""
 PRIOR_S = 86_400.0
 """Prior for the time between failures, in seconds, weighted as one failure. If a save costs half a
 second, the prior leads to an interval of five minutes, that of the Fire-Flyer paper."""
@@ -111,7 +114,8 @@ class SaveCost:
         self._noted: tuple[int, float] | None = None
         self._stall_s = 0.0
         self._open: list[float] | None = None
-        """Save in flight: [its stall in seconds, seconds since its start, steps since]."""
+        """Save in flight: [its stall in seconds, seconds since its start, steps since its
+        start]."""
 
     @property
     def cost_s(self) -> float | None:

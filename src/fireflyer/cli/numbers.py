@@ -1,5 +1,6 @@
-"""Check that numbers on a command line are written in ASCII digits, as in files, sizes and times.
+"""Check that numbers on a command line are written in ASCII digits.
 
+The same rule holds for numbers in files, and for numbers in sizes and times.
 Typer accepts everything that Python's `int` and `float` accept, for example `1_000` and ` 5`. A
 wrongly copied number could then change its value unnoticed.
 """

@@ -129,7 +129,8 @@ def gpus(
     nodes: Sequence[str],
     devices: Sequence[Sequence[int]],
 ) -> str:
-    """Returns the GPUs that a task holds, e.g. "n0:2,3"; if none, those that it requests."""
+    """Returns the GPUs that a task holds, e.g. "n0:2,3"; if it holds none, the GPUs that it
+    requests."""
     if devices and state in ("starting", "running", "suspending"):
         held = zip(nodes, devices, strict=True)
         return " ".join(f"{node}:{','.join(map(str, each))}" for node, each in held if each)

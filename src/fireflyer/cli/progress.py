@@ -50,7 +50,7 @@ def progress(title: str, total: int | None, unit: str = BYTES) -> Iterator[Calla
 
 
 class Lines:
-    """Progress as lines of text, one every `EVERY_S`; shorter work has none."""
+    """Progress as lines of text, one every `EVERY_S`; work that ends earlier prints no line."""
 
     def __init__(
         self, title: str, total: int | None, unit: str, clock: Callable[[], float] = time.monotonic

@@ -74,8 +74,8 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _padded(cells: Sequence[str]) -> list[str]:
-    """Returns the cells with blanks up to the width of the widest."""
-    if "".join(cells).isascii():  # a column for each character
+    """Returns the cells with blanks up to the width of the widest cell."""
+    if "".join(cells).isascii():  # each character fills one column of the terminal
         width = max(map(len, cells))
         return [cell.ljust(width) for cell in cells]
     widths = list(map(cell_len, cells))
@@ -145,7 +145,8 @@ def _beside(row: Sequence[str], inline: Sequence[int], widths: Sequence[int]) ->
 
 
 def _beneath(head: str, text: str, column: int, width: int) -> list[Line]:
-    """Returns the lines of a cell below its row: behind the head of its column, or under it."""
+    """Returns the lines of a cell below its row: behind the head of its column, or under the
+    head."""
     left = f"{INDENT}{head}  " if head else INDENT
     room = width - cell_len(left)
     if cell_len(text) <= room or (room >= LEAST and head in WRAPPING):

@@ -240,7 +240,8 @@ class Catalog:
         return mf.decode(text, f"{self._storage}/{where}", name, version)[0].data
 
     def _entries(self, place: str) -> _Names:
-        """Returns the names in a directory; none if it is a file or not accessible to this user."""
+        """Returns the names in a directory; none if `place` is a file, or if this user has no
+        access."""
         try:
             return self._storage.list(place)
         except StorageError as error:
@@ -262,7 +263,7 @@ class Catalog:
                 yield from self._names(name, depth + 1)
 
     def _numbers(self, name: str) -> _Numbers:
-        """Returns the versions with a directory in ascending order, published or not."""
+        """Returns in ascending order the versions that have a directory, published or not."""
         found = (mf.parse_version(entry) for entry in self._entries(name))
         return sorted(number for number in found if number is not None)
 
@@ -303,7 +304,7 @@ class Catalog:
         place = self._storage.root / mf.directory_of(name, version)
         try:
             if readers is None:
-                if place.exists():  # a publisher that died may have restricted it
+                if place.exists():  # a publisher that died may have restricted access
                     place.chmod(0o755)
                 return
             place.mkdir(mode=0o700, parents=True, exist_ok=True)

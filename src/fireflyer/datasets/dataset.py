@@ -115,8 +115,10 @@ def open_stored(
 def fingerprint(reader: Reader) -> str:
     """Returns an identifier of a reader's data, equal for the same files locally and remotely.
 
-    The identifier depends on names, sizes and heads of the files (v1: the checksum of all metadata;
-    v2: also the end of the index). For a custom reader it depends only on the number of samples.
+    The identifier depends on each file's name, its header, and the position at which its last
+    commit ends. In v1 the header contains the checksum of all metadata. In v2 the last 64 KiB
+    before that position count, too. For a custom reader the identifier depends only on the number
+    of samples.
     """
     digest = sha256(reader.n.to_bytes(8, "little"))
     if isinstance(reader, RemoteFiles | FileReader):

@@ -72,7 +72,8 @@ class Plan:
 
 
 class DistributedLoader:
-    """Loader of this rank's batches: iterating yields the rest of the epoch, then enters the next.
+    """Loader of this rank's batches: iterating yields the rest of the epoch, then enters the next
+    epoch.
 
     Use it from one thread; its own threads live as long as an iteration. It can be pickled, and used
     after a fork or a spawn. As a map-style dataset (`len(loader)`, `loader[k]`) it serves worker
@@ -168,7 +169,8 @@ class DistributedLoader:
         return self._plan.end(self._done) if self._done else self._plan.start
 
     def __len__(self) -> int:
-        """Returns the number of batches of this epoch, from the position where it was entered."""
+        """Returns the number of batches from the position where the epoch was entered to the
+        epoch's end."""
         return len(self._plan)
 
     def __getitem__(self, k: int) -> Any:

@@ -15,7 +15,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
 MAX_BYTES = 64 << 20
-"""Maximum size of a manifest; a larger one is not read."""
+"""Maximum size of a manifest in bytes; a larger manifest is not read."""
 
 _PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 _NAME = re.compile(rf"{_PART}(/{_PART}){{0,3}}")
@@ -63,7 +63,11 @@ def parse_version(entry: str) -> int | None:
 
 
 def data_name(seconds: int, token: bytes) -> str:
-    """Returns the name of the data directory of one publish attempt, begun `seconds` after 1970."""
+    """Returns the name of the data directory of a publish attempt.
+
+    Args:
+        seconds: time at which the attempt began, in seconds since 1970.
+    """
     return f"data-{seconds:08x}-{token.hex()}"
 
 
@@ -157,7 +161,11 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str, name: str, version: int) -> tuple[Manifest, str]:
-    """Returns the manifest of that name and version, and its SHA-256; `where` is for errors.
+    """Decodes the manifest of a dataset's version; returns the manifest and its SHA-256.
+
+    Args:
+        where: place of the manifest, for errors.
+        name, version: name and version that the manifest must have.
 
     Raises:
         Corrupted: a byte has changed, or the content is not a manifest of this version.

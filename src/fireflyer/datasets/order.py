@@ -104,7 +104,7 @@ class Order:
         self._all = Permutation(full, key)
         self._full = full
         draw = int.from_bytes(_key(seed, epoch, n, block, 2)[:16], "little")
-        # Place of the short last run among all runs; after all runs if none is short.
+        # Number of full runs that precede the short run in the order; all runs if none is short.
         self._place = draw % (full + 1) if self._short else full
 
     def at(self, positions: npt.NDArray[np.integer]) -> Positions:

@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _leave_at_once_when_interrupted() -> None:
-    """Exits on a signal until the run installs its own handlers.
+    """Makes SIGINT end the process at once, until the run installs its own handlers.
 
     A KeyboardInterrupt is not enough, because an import could replace or swallow an exception.
     """

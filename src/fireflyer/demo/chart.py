@@ -23,7 +23,8 @@ HEIGHT = 600
 
 
 class Panel(NamedTuple):
-    """Plot area: a scale over the chart's width, and one from the bottom of the panel to its top."""
+    """Plot area: a scale `x` over the chart's width, and a scale `y` from the panel's bottom to its
+    top."""
 
     x: Scale
     y: Scale
@@ -50,7 +51,8 @@ def smooth(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def thin(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """Returns at most about `most` points; each is the mean of equally many consecutive points."""
+    """Returns at most `most` points; each is the mean of equally many consecutive points, except
+    that the last may be the mean of fewer."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -114,7 +116,7 @@ def _attempts(lines: Sequence[MetricsRecord]) -> list[list[MetricsRecord]]:
 
 
 def _frame(panel: Panel, title: str, form: Callable[[float], str], about: int) -> list[Markup]:
-    """Draws the labelled grid lines and the panel's title above it."""
+    """Draws the labelled grid lines, and the panel's title above the panel."""
     heading = svg.text(title, LEFT, panel.y.end - 10, kind="title")
     return [heading, *axes.rows(panel.y, LEFT, WIDTH - RIGHT, form, about)]
 

@@ -83,7 +83,8 @@ def demo(
 
 def _run(options: Options, page: Path, as_json: bool) -> int:
     console = Console(stderr=True)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise it warns about forks
+    # If the variable is unset, the package tokenizers warns about forks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     report.check(page)
     with Interrupts().installed() as interrupts:
         with TerminalScreen(console) as screen:

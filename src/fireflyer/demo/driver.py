@@ -67,7 +67,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     """Most informative log file if there were problems, else empty."""
     folder: Path
-    """Folder of the run; removed unless it was kept or there were problems."""
+    """Folder of the run; removed already, unless `keep` was set or there were problems."""
 
 
 def run(options: Options, screen: Screen, interrupts: processes.Interrupts) -> Outcome:
@@ -96,7 +96,7 @@ def _run(
     screen: Screen,
     interrupts: processes.Interrupts,
 ) -> Outcome:
-    """Runs the demo in its folder; its processes have ended when this returns."""
+    """Runs the demo in `folder`. All processes of the run have ended when the call returns."""
     keep = True
     try:
         story, view = _train(options, data, folder, screen, interrupts)
@@ -223,7 +223,7 @@ def _platform(folder: Path, nodes: int, interrupts: processes.Interrupts) -> Ite
     home = folder / "home"
     try:
         os.environ[processes.MARK] = str(folder)
-        with interrupts.held():  # `end` could not find a half-started server
+        with interrupts.held():  # `processes.end` could not find a half-started server
             client = Client.connect(home, start=True, nodes=nodes)
         yield client
     finally:

@@ -8,7 +8,7 @@ from fireflyer.demo.metrics import MetricsRecord
 from fireflyer.demo.story import CompletedAction, Kill, Resume, Story, Suspend
 
 LOSS_LINES = 20
-"""Number of steps over which a loss is averaged, except the first loss."""
+"""Number of steps over which a loss is averaged; `loss_start` is the loss of a single step."""
 LEAST_FALL = 0.5
 """Minimum decrease of the loss, in nats, for the run to reach its goal."""
 
@@ -29,11 +29,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float | None
     """Loss over the held-out samples, after the last step."""
     kill_detected_s: float | None
-    """Time from SIGKILL to the supervisor's event."""
+    """Time from SIGKILL to the supervisor's event that the rank exited."""
     restart_s: float | None
     """Time from SIGKILL to the first optimizer step that the new attempt finishes."""
     lost_s: float | None
-    """Time from SIGKILL until training completed again the step at which the kill happened."""
+    """Time from the end of the killed attempt's last step until training has completed a step with
+    that number again."""
     suspend_s: float | None
     """Time from the request to the exit of the last rank."""
     resume_s: float | None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def orthogonalize(g: Tensor) -> Tensor:
-    """Moves the singular values of matrices [..., rows, columns] towards 1: 5 Newton-Schulz
+    """Moves the singular values of matrices [..., rows, columns] towards 1 by 5 Newton-Schulz
     iterations."""
     wide = g if g.size(-2) <= g.size(-1) else g.mT
     x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -17,7 +17,8 @@ def orthogonalize(g: Tensor) -> Tensor:
     return x if g.size(-2) <= g.size(-1) else x.mT
 
 
-# torch.optim.Muon iterates in bfloat16, which CPUs without bfloat16 instructions emulate slowly.
+# The demo does not use torch.optim.Muon, because that class iterates in bfloat16. CPUs without
+# bfloat16 instructions emulate bfloat16 slowly.
 class Muon(torch.optim.Optimizer):
     """Momentum optimizer with orthogonalized steps, for the matrices inside a network."""
 

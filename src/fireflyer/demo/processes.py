@@ -1,4 +1,7 @@
-"""Search for the processes of one run of the demo from outside, and their end."""
+"""Functions that find and kill the processes of one run of the demo, and `Interrupts`.
+
+A mark in the environment, which /proc shows, tells which processes belong to a run.
+"""
 
 import os
 import select
@@ -24,7 +27,8 @@ MARK = "FFDEMO_RUN"
 
 
 GOING_S = 3.0
-"""Grace period in seconds, after the end of the server or after a SIGKILL."""
+"""Maximum number of seconds to wait for the end of processes, after the end of the server or after
+a SIGKILL."""
 EXEC_S = 1.0
 """Maximum number of seconds that one search waits for processes in the middle of an exec."""
 
@@ -55,7 +59,7 @@ def _environment(folder: Path, deadline: float) -> bytes:
     while not (block := (folder / "environ").read_bytes()):
         os.readlink(folder / "exe")  # fails for a process that runs no program
         if (folder / "cmdline").read_bytes() or time.monotonic() >= deadline:
-            return (folder / "environ").read_bytes()  # an exec fills in the arguments first
+            return (folder / "environ").read_bytes()  # an exec shows arguments, then the block
         time.sleep(0.001)
     return block
 

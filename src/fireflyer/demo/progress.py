@@ -110,7 +110,7 @@ class TerminalScreen:
 
 def rates(story: Story) -> tuple[float, float, float]:
     """Returns (loss, tokens/s, communication share) over the recent steps; zeros before the
-    first."""
+    first step."""
     recent = story.lines[-RECENT:]
     if not recent:
         return 0.0, 0.0, 0.0

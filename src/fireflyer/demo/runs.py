@@ -26,7 +26,7 @@ def new(directory: Path) -> Iterator[Path]:
     descriptor = os.open(early, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        early.rename(running)  # until it is locked, other demos do not see it
+        early.rename(running)  # other demos see the file only once it is locked
         yield folder
     finally:
         running.unlink(missing_ok=True)

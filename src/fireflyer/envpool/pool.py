@@ -94,7 +94,7 @@ class Pool(VectorEnv[Floats, Any, Any]):
         return seen, rewards, terminated, truncated, {}
 
     def async_reset(self) -> None:
-        """Begins an episode in every environment; `recv` returns their observations.
+        """Begins an episode in every environment; `recv` returns the first observations.
 
         Raises:
             ValueError: steps are pending.

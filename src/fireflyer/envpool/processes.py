@@ -28,8 +28,8 @@ from fireflyer.envpool.worker import RESET, STEP, serve
 from fireflyer.errors import ConfigError
 
 STARTING_S = 60.0
-"""Minimum timeout, in seconds, of a worker's start with its environments; the pool's deadline may
-be longer.
+"""Minimum timeout, in seconds, of a worker's start with its environments. If the pool's deadline is
+longer, the deadline is the timeout.
 """
 
 Bools = NDArray[np.bool_]
@@ -83,7 +83,7 @@ class ProcessPool(VectorEnv[Any, Any, Any]):
         self._shares = [range(a, b) for a, b in itertools.pairwise(edges)]
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[tuple[SpawnProcess, Connection]] = []
-        self._end = weakref.finalize(self, _end, self._workers, self._shared)  # also at exit
+        self._end = weakref.finalize(self, _end, self._workers, self._shared)  # also runs at exit
         try:
             for share in self._shares:
                 self._workers.append(self._start(share))

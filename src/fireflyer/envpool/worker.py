@@ -19,11 +19,12 @@ Infos = dict[int, dict[str, Any]]
 
 
 class _Share:
-    """Environments of this process; `first` is the number of its first environment in the pool."""
+    """Environments of this process; `first` is the number, in the pool, of the process's first
+    environment."""
 
     def __init__(self, makers: Sequence[Callable[[], Env]], first: int, shared: Shared) -> None:
         self._makers, self._first, self._shared = makers, first, shared
-        self._envs: list[Env | None] = []  # None: failed; the next reset makes it again
+        self._envs: list[Env | None] = []  # None: failed; the next reset makes a new one
         for maker in makers:
             shared.stepping[first] = first + len(self._envs)
             self._envs.append(maker())
@@ -83,7 +84,7 @@ class _Share:
 def serve(
     pipe: Connection, makers: Sequence[Callable[[], Env]], first: int, name: str, layout: Layout
 ) -> None:  # fmt: skip
-    """Serves a pool until the pool closes the pipe or its process ends.
+    """Serves a pool until the pool closes the pipe or the pool's process ends.
 
     The first message to the pool has the errors of environments that cannot be made.
 

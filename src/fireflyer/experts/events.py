@@ -38,7 +38,7 @@ class Reason(enum.Enum):
 
 
 class Known(NamedTuple):
-    """An expert of this size exists; if it was damaged, it is loaded again when needed."""
+    """An expert of this size exists. If it was DAMAGED, it becomes COLD and can be loaded again."""
 
     name: str
     bytes: int

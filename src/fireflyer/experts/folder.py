@@ -50,7 +50,7 @@ def _contents(source: Any) -> "Contents":
         return InMemory(source)
     if os.fspath(source).endswith(FILE_SUFFIX):
         return safetensors.SafetensorsFiles(os.fspath(source))
-    # The import takes seconds.
+    # Imported only here, because the import takes seconds.
     from fireflyer.checkpoint.formats import interchange
 
     return interchange.open_foreign(source)
@@ -113,8 +113,9 @@ def read_into(storage: Storage, name: str, known: Manifest, memory: memoryview) 
     """Reads an expert into memory and verifies its checksums.
 
     Args:
-        memory: writable, contiguous memory of the expert's size. Unless it is a shared mapping, the
-            process must not fork meanwhile. After an error its content is undefined.
+        memory: writable, contiguous memory of the expert's size. Unless the memory is a shared
+            mapping, the process must not fork meanwhile. After an error the memory's content is
+            undefined.
 
     Raises:
         NoSuchExpert: the expert was removed.

@@ -4,7 +4,7 @@
     NAME.expert          8 hexadecimal digits: CRC32C of the rest | newline | JSON
 
 The manifest is written after the file, so an expert with a manifest is complete. The manifest has
-the CRC32 of each 4 MiB of the file, header included.
+the CRC32 of each 4 MiB of the file, including the safetensors header.
 """
 
 import hashlib

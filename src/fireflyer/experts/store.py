@@ -163,8 +163,8 @@ class Store:
     def hint(self, names: Iterable[str]) -> None:
         """Announces the experts that are expected next, in this order; replaces the previous hint.
 
-        The store loads these experts ahead, one at a time, and evicts them last. Each served expert
-        is removed from the hint once. Unknown names are ignored.
+        The store loads these experts ahead, one at a time, and evicts them last. When an expert is
+        served, its first occurrence is removed from the hint. Unknown names are ignored.
         """
         with self._open():
             self._handle(events.Hinted(tuple(names)))
@@ -248,7 +248,7 @@ class Store:
                 self._tickets.setdefault(name, []).append(ticket)
                 self._handle(events.Wanted(name, time.time_ns()))
                 own = self._take_job(name)
-            if own is not None:  # saves two thread switches
+            if own is not None:  # run in this thread, which saves two thread switches
                 self._run_here(own)
             with self._open():
                 self._wait(ticket, deadline)
@@ -442,7 +442,7 @@ class Store:
     # Jobs of the loader --------------------------------------------------------------------------
 
     def _copy(self, name: str, digest: str, mapped: Mapped) -> Event:
-        """Copies an expert to the device, and then releases it in warm memory."""
+        """Copies an expert to the device, and then detaches its image in warm memory."""
         event = self._heat(name, digest, mapped)
         with self._changed:
             if (held := self._mapped.pop(name, None)) is not None:

@@ -31,7 +31,7 @@ class Expert:
 
 
 def views(mapping: mmap.mmap, where: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns the tensors of an image: views on the mapping, or on one copy on another device.
+    """Returns the tensors of an image: views on the mapping; for another device, on a copy there.
 
     Raises:
         Corrupted: the image is no safetensors file.

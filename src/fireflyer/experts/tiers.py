@@ -9,8 +9,9 @@
 
 Invariants, after each event:
 
-- The bytes in LOADING, WARM, HEATING, HOT and EVICTING, and of other processes, exceed `warm_bytes`
-  only if other processes added bytes. The bytes in HEATING and HOT never exceed `hot_bytes`.
+- The sum of two amounts exceeds `warm_bytes` only if other processes added bytes: the bytes of all
+  experts in LOADING, WARM, HEATING, HOT and EVICTING, and the bytes of other processes.
+- The bytes of all experts in HEATING and HOT never exceed `hot_bytes`.
 - An expert that a caller uses is HOT. An expert that a caller uses or waits for is not evicted.
 - At most one expert without a waiting caller is being loaded or copied, so a caller waits for at
 most one such expert.
@@ -65,7 +66,7 @@ class Entry:
     waiting: int = 0
     """Number of callers that wait for the expert."""
     stuck: bool = False
-    """True if the last eviction failed; it is retried after warm memory has changed."""
+    """True if the last eviction failed; the expert can be evicted again after the next `Seen`."""
     dropped: bool = False
     """True if the expert must be deleted once it is no longer in warm memory."""
 
@@ -95,16 +96,17 @@ class Tiers:
     warm_bytes: int
     hot_bytes: int
     ahead: int = 8
-    """Number of expected experts to load ahead. The hint's later experts are not loaded ahead, but
-    evicted after experts without a hint."""
+    """Number of experts at the start of the hint that may be loaded before a caller wants them.
+    Later experts of the hint are not loaded ahead. Like all hinted experts, they are evicted only
+    after the experts without a hint."""
     entries: dict[str, Entry] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     foreign_bytes: int = 0
     """Bytes of warm memory that only other processes use; see `Seen`."""
     expected: list[str] = field(default_factory=list)
-    """Rest of the hint; each served expert is removed from it once."""
+    """Rest of the hint. When an expert is served, its first occurrence is removed."""
     hints: dict[str, int] = field(default_factory=dict)
-    """First position of each expert in `expected`."""
+    """Position of each expert in `expected`, from 0, after removal of repetitions."""
     queue: dict[str, None] = field(default_factory=dict)
     """Experts that callers wait for, in the order of arrival."""
 

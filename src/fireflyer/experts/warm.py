@@ -5,11 +5,12 @@
     DIGEST                   an image: the bytes of an expert's file; read-only
     DIGEST.PID-N.loading     an image that is being read, or pages for reuse
 
-A process that uses an image locks it shared (flock) while a view on its mapping lives: a mapping
-duplicates the descriptor. A mapping without views is kept, unlocked, until the image is evicted, so
-its page tables can be reused. A process that loads an image locks its file exclusively. Locks end
-with their process, so a `.loading` file without a lock belongs to a killed process and is removed.
-An image gets its name after its checksums matched, so no process sees an incomplete image.
+A process that uses an image locks it shared (flock). The lock lasts as long as a view on the
+mapping, because the mapping holds a duplicate of the locked descriptor. A mapping without views is
+kept, unlocked, until the image is evicted, so a later use needs no new page tables. A process that
+loads an image locks its file exclusively. Locks end with their process, so a `.loading` file
+without a lock belongs to a killed process and is removed. A file is named DIGEST only after its
+checksums matched, so no process sees an incomplete image.
 
 Thread contract: one thread of a process at a time is inside `locked`. All other methods are called
 inside `locked`, except for the methods of a LoadBuffer, which belongs to one thread.
@@ -67,7 +68,8 @@ class Mapped:
         return True
 
     def close(self) -> mmap.mmap:
-        """Closes the descriptor and returns the mapping; when the caller drops it, the lock ends."""
+        """Closes the descriptor and returns the mapping. The lock ends when the caller drops the
+        mapping."""
         os.close(self._fd)
         mapping = self.mapping
         del self.mapping
@@ -158,7 +160,8 @@ class WarmFolder:
         self._kept: dict[str, Mapped] = {}
         """Unlocked mappings of images."""
         self.garbage: list[mmap.mmap] = []
-        """Mappings to drop. This takes milliseconds, so any thread may do it without a lock."""
+        """Mappings to drop. A drop takes milliseconds, so a thread may take this list and drop the
+        mappings outside all locks."""
         self._spare: LoadBuffer | None = None
         """Evicted image, whose pages the next load reuses."""
         self._making: set[str] = set()
@@ -213,10 +216,10 @@ class WarmFolder:
         return Found(images, loading)
 
     def _swept(self, name: str) -> bool:
-        """Removes a file that no process has locked.
+        """Removes a file if no process has locked it; returns False if a process has locked it.
 
-        Its pages are not reused, because an I/O request of the killed process may still write to
-        them.
+        The file's pages are not reused, because an I/O request of the killed process may still
+        write to them.
         """
         try:
             fd = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)

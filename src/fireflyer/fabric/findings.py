@@ -8,7 +8,8 @@ from fireflyer.fabric.routing import Routes
 from fireflyer.fabric.verify import Check, random_load, shift_load
 
 MOST_SHIFTS = 1_000_000
-"""Budget of a plane's shift test: about this many flows in all shifts together."""
+"""Approximate maximum number of flows in all shifts of a plane's shift test. One shift has a flow
+for each endpoint."""
 
 
 def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
@@ -19,8 +20,8 @@ def checked(planes: Sequence[tuple[Net, Routes]]) -> dict[str, Any]:
         `unreachable_though_connected` (pairs), `credit_loops`, `max_link_load` (flows on the fullest
         cable, see `shift_load`), `shifts` (number of tested shifts), `random_link_load`,
         `routes_per_link` (minimum and maximum) and `lanes`. With zones, also `cross_link_spread` and
-        `gateway_link_spread`, which are ratios of maximum to mean routes. `loops` shows one cycle of
-        each credit loop.
+        `gateway_link_spread`, which are ratios of the maximum to the mean number of routes of a
+        link. `loops` shows one cycle of each credit loop.
     """
     result: dict[str, Any] = {"switches": 0, "endpoints": 0, "pairs": 0, "unreachable": 0}
     result |= {"unreachable_though_connected": 0, "credit_loops": 0, "max_link_load": 0}

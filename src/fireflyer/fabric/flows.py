@@ -1,7 +1,7 @@
 """Max-min fair rates of flows over static routes, and the time at which each flow ends.
 
-The model has no queues. It is valid if virtual lanes isolate the kinds of traffic, because it does
-not show congestion that spreads from one kind to another.
+The model has no queues, so it does not show congestion that spreads from one kind of traffic to
+another. It is therefore valid only if virtual lanes isolate the kinds.
 """
 
 import math
@@ -26,7 +26,7 @@ class Paths:
     Links have consecutive numbers. First come the cables: the cable that leaves a switch through a
     port has the number switch * (P + 1) + port (see `Net`). Then come the sending ports of the
     endpoints, then their receiving ports. The last link has no capacity; flows without a route use
-    it.
+    this link.
 
     Attributes:
         begin: int64 (F + 1,) for F flows; flow i uses `links[begin[i]:begin[i + 1]]`.
@@ -38,7 +38,7 @@ class Paths:
 
     @classmethod
     def over(cls, check: Check, of: Traffic) -> "Paths":
-        """Determines the links of flows from their routes."""
+        """Determines the links that the flows use, from the routes in `check`."""
         net = check.net
         size, ends, (at, _) = net.peers.size, len(net.endpoints), net.attached
         cabled = (at[of.senders] >= 0) & (at[of.receivers] >= 0)
@@ -74,7 +74,7 @@ class Failure:
         at_s: seconds from the start.
         switches: switches whose cables fail.
         links: cables that fail, each as (switch, port) of one end.
-        until_s: time of the repair; infinity: never.
+        until_s: seconds from the start to the repair; infinity if there is no repair.
     """
 
     at_s: float
@@ -102,13 +102,13 @@ def run_flows(
 ) -> Run:  # fmt: skip
     """Simulates flows until they end, with failures of cables.
 
-    Flows over a failed cable wait. New tables take effect `reroute_s` after each change; entries
-    whose route still works are unchanged.
+    Flows over a failed cable wait. New tables take effect `reroute_s` seconds after each change.
+    Table entries whose route still works stay unchanged.
 
     Args:
         net: the network without failures.
         of: the flows.
-        size: bytes that the user requests; each flow has `size` times its weight (see
+        size: bytes that the user requests; a flow transfers `size` times its weight (see
             `traffic.KINDS`).
         failures: failures of cables and switches.
         reroute_s: seconds from a change of the network to its new tables.
@@ -141,8 +141,8 @@ def _change_times(
 ) -> list[tuple[float, float | None]]:
     """Returns the times at which cables or tables change, in ascending order.
 
-    Each is paired with an earlier time: new tables, computed for the cables of that time, take
-    effect. None: the tables do not change.
+    If new tables take effect at a time, the time is paired with the earlier time whose cables these
+    tables are for. Otherwise it is paired with None.
     """
     marks: dict[float, float | None] = {0.0: None}
     changes = sorted({t for one in failures for t in (one.at_s, one.until_s) if math.isfinite(t)})
@@ -173,8 +173,8 @@ def flow_figures(net: Net, of: Traffic) -> dict[str, Any]:
 
     Returns:
         `flows`, `total_bytes_s`, `ceiling_bytes_s` (total capacity of the senders' or the
-        receivers' ports, whichever is lower), `of_ceiling` (the ratio of both), and the minimum
-        and mean rate of a flow.
+        receivers' ports, whichever is lower), `of_ceiling` (`total_bytes_s` / `ceiling_bytes_s`),
+        and the minimum and mean rate of a flow.
     """
     paths = Paths.over(Check(net, route(net).tables), of)
     rates = fair_rates(paths, link_capacities(net))

@@ -1,4 +1,4 @@
-"""Reader and writer of InfiniBand's tools' text: `ibnetdiscover` output and opensm's table dumps.
+"""Reader and writer of text of InfiniBand's tools: `ibnetdiscover` output and opensm's table dumps.
 
 Cables, names and tables survive a round trip. GUIDs and LIDs of a written network are derived from
 the indices of its switches and endpoints.
@@ -107,7 +107,7 @@ def _speed(rate: float) -> str:
 
 
 def _unicast(text: str) -> int:
-    """Parses a LID; raises FabricError if a port cannot have it."""
+    """Parses a LID; raises FabricError if no port can have this LID."""
     if len(text) > 5 or int(text) > LAST_LID:
         raise FabricError(f"invalid lid {text[:20]}: expected at most {LAST_LID}")
     return int(text)
@@ -308,7 +308,7 @@ def read_tables(text: str, whole: Site, origin: str) -> NDArray[np.uint8]:
                 raise FabricError(f"{place}: switch GUID 0x{guid:016x} appears twice")
             seen.add(row)
         elif end := END.match(line):
-            if int(end[1]) < count:  # opensm prints the highest LID, not the number of lines
+            if int(end[1]) < count:  # opensm prints the highest LID, which is at least the count
                 raise FabricError(f"{place}: {end[1]} lids announced, {count} read")
             row = -1
         elif entry := ENTRY.match(line):

@@ -55,7 +55,7 @@ class Net:
 
     @cached_property
     def attached(self) -> tuple[Ints, Ints]:
-        """Switch and port of each endpoint; NOWHERE and 0 if its cable is missing."""
+        """Switch and port of each endpoint; NOWHERE and 0 if the endpoint has no cable."""
         at = np.full(len(self.endpoints), NOWHERE, np.int32)
         port = np.zeros(len(self.endpoints), np.int32)
         rows, columns = np.nonzero(self.hosts >= 0)

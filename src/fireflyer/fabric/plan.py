@@ -12,7 +12,7 @@ TABLE_III = ("fire-flyer2", "fat-tree3", "dgx-a100")
 
 
 def counts(planes: Sequence[Net]) -> dict[str, int]:
-    """Counts switches, switch-to-switch cables, and the ports of leaves for hosts.
+    """Counts switches, switch-to-switch cables, and the ports of leaves that do not lead to spines.
 
     `host_ports` is the sum of `endpoints`, `cross_links` (links from leaves to switches between
     zones) and `spare_ports` (free ports).

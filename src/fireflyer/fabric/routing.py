@@ -1,8 +1,9 @@
 """Static routes as forwarding tables: shift-optimal in a zone, balanced between zones.
 
 Inside a zone a route first climbs to higher levels and then descends, so no credit loop can form.
-The upward port depends only on the destination's number. Neighbours in the order of leaves and
-ports use different spines, and any shift permutation loads each link once.
+Destinations are numbered in the order of leaves and ports, and the upward port depends only on that
+number. So neighbouring destinations use different spines, and any shift permutation loads each link
+once.
 
 A route to another zone leaves its zone through the gateway cable that `Routes.exits` assigns to the
 destination. Routes to a zone of a higher number and routes inside a zone share virtual lane 0;
@@ -10,7 +11,7 @@ routes to a zone of a lower number use lane 1. On each lane all routes between z
 way, so the lanes stay free of loops.
 
 If failures leave connected pairs without such a route, `route` falls back to routes that climb to
-and descend from one root. They reach every pair that cables connect, on one lane.
+one root and descend from it. They reach every pair that cables connect, on one lane.
 """
 
 from dataclasses import dataclass
@@ -28,12 +29,12 @@ NO_PORT = 255
 """Entry of a table for a destination without a route, as opensm writes it."""
 
 FAR = 30_000
-"""Distance that stands for an unreachable switch; one more still fits int16."""
+"""Distance that stands for an unreachable switch; `FAR` + 1 still fits int16."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Forwarding tables and virtual lanes of S switches, E endpoints and Z zones.
+    """Forwarding tables and virtual lanes of S switches, E endpoints and Z zones (P: see `Net`).
 
     Attributes:
         tables: uint8 (S, E), the port that leads to an endpoint, or NO_PORT.
@@ -91,7 +92,7 @@ def route(net: Net, previous: Routes | None = None) -> Routes:
 
 
 def on_one_lane(tables: Table) -> Routes:
-    """Wraps tables of another program, whose routes all use lane 0 of one zone."""
+    """Wraps tables that another program made; all their routes use lane 0, as inside one zone."""
     exits = np.full((1, tables.shape[1]), NOWHERE, np.int32)
     return Routes(tables, np.zeros((1, 1), np.int32), exits, fallback=False)
 
@@ -121,7 +122,7 @@ def _climb(
 
     Args:
         net: the network.
-        levels: (S,) level of each switch, which determines if a cable leads up or down; cables
+        levels: (S,) level of each switch, which determines whether a cable leads up or down; cables
             inside a level are unused.
         members: switches that may be used.
         targets: four arrays with an element per destination: the endpoint, the last switch of
@@ -218,7 +219,7 @@ def _digits(
     """Returns two values of each level: a divisor and a number of ports.
 
     A destination's number divided by the divisor gives the digit that chooses a port at this level.
-    The number of ports is the maximum of upward ports of a switch.
+    The number of ports is the largest number of upward ports that a switch of the level has.
     """
     fan = {int(level): 1 for level in np.unique(levels[members])}
     for one in members.tolist():
@@ -240,8 +241,9 @@ def _links_between(net: Net, join: int, zone: int) -> Ints:
 def _exits(net: Net, zones: int, ranks: Ints, old: Ints | None) -> Ints:
     """Chooses the cable through which each zone sends to each endpoint of another zone.
 
-    The cables into a zone divide its destinations into blocks of consecutive numbers. Routes to a
-    block leave the sender's zone by a cable of the same gateway switch.
+    The destinations of a zone are divided into one block of consecutive numbers for each cable from
+    a gateway switch into the zone. Routes to a block leave the sender's zone by a cable to the
+    gateway switch that has the block's cable.
     """
     width = net.peers.shape[1]
     exits = np.full((max(zones, 1), len(net.endpoints)), NOWHERE, np.int32)
@@ -289,7 +291,8 @@ def _joins(net: Net, zones: int, ranks: Ints, tables: Table, old: Table | None) 
             ways = into[join]
             if not len(ways):
                 continue
-            # Destinations in blocks of another gateway's cables use this gateway's cables in turn.
+            # Blocks that belong to another gateway's cables are spread over this gateway's cables
+            # in turn.
             entries = ways[(block - first) % len(ways)].astype(np.uint8)
             if old is not None:
                 stays = np.isin(old[join, ends], ways)

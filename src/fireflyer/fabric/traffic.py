@@ -38,12 +38,12 @@ def traffic(net: Net, kind: str, nodes: int | None = None, seed: int = 0) -> Tra
     Args:
         net: the network.
         kind: a key of `KINDS`.
-        nodes: compute endpoints that take part, the first in the order of zone, leaf and port;
-            default: all.
+        nodes: number of compute endpoints that take part: the first ones in the order of zone, leaf
+            and port; default: all.
         seed: seed of the kind "random".
 
     Raises:
-        FabricError: the kind is unknown, the network has fewer nodes, or it has no storage nodes.
+        FabricError: the kind is unknown, or the network has fewer nodes or no storage nodes.
     """
     if kind not in KINDS:
         raise FabricError(f"invalid traffic {kind!r}: expected one of {', '.join(KINDS)}")
@@ -83,7 +83,7 @@ def _equal(senders: Ints, receivers: Ints, weight: float = 1.0) -> Traffic:
 
 
 def _assigned_stores(zones: Sequence[Zone]) -> list[tuple[Zone, Ints, Ints]]:
-    """Assigns `READS` stores of its zone to each client.
+    """Assigns to each client `READS` stores of the client's zone.
 
     Returns:
         (zone, clients, stores) of each zone; element i of `clients` uses element i of `stores`.
@@ -105,7 +105,8 @@ def _storage(zones: Sequence[Zone], _: int) -> Traffic:
 
 
 def _checkpoint(zones: Sequence[Zone], _: int) -> Traffic:
-    """Returns flows to the first store of a chain, and from each store of a chain to the next."""
+    """Returns flows to the first of the `REPLICAS` stores of a chunk, and from each store to the
+    next."""
     parts = []
     for zone, clients, stores in _assigned_stores(zones):
         parts.append(_equal(clients, stores, 1 / READS))

@@ -1,7 +1,7 @@
 """Checks of forwarding tables: reachability of all pairs, credit loops, load of links.
 
-The checks follow all routes together: a route is a chain of (switch, destination) states, and array
-operations advance all S x E states along the tables.
+A route is a chain of (switch, destination) states. The checks follow all routes together: array
+operations advance the states of all S switches and E endpoints along the tables.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ def _next(net: Net, tables: NDArray[np.uint8]) -> Ints:
 
 
 def _absorbed(following: Ints) -> Ints:
-    """Returns the final state of each (switch, destination), as `_next` numbers states; any switch
-    if the route never ends."""
+    """Returns the final state of each (switch, destination), as `_next` numbers states. For a route
+    in a loop, this is the index of some switch."""
     switches, ends = following.shape
     column = np.arange(ends, dtype=np.int64)[None, :]
     final = np.tile(np.arange(switches + 2, dtype=np.int32)[:, None], (1, ends))
@@ -50,14 +50,16 @@ def reaching(net: Net, tables: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Loop:
-    """Cycle of cables that can deadlock on one virtual lane: (switch, port) of each, in order."""
+    """Cycle of cables that can deadlock on one virtual lane: (switch, port) of each cable, in
+    order."""
 
     lane: int
     channels: tuple[tuple[int, int], ...]
 
 
 class Check:
-    """Findings of one network and its tables.
+    """Findings of one network and its tables. S, E and P are those of `Net`; Z is the number of
+    zones.
 
     Args:
         net: the network.

@@ -3,8 +3,8 @@
 Writers and evictions lock the file `lock`; readers take no lock. A chunk is a file that appears by
 rename, so a dead or failing writer at worst leaves a chunk missing. A chunk has no checksum of its
 own. A reader therefore checks each sample made of chunks against the sample's CRC32, and discards
-the chunks if they differ. The file `used` counts the bytes on disk. The count grows before a chunk
-is written, so it is never too low.
+the chunks if the checksums differ. The file `used` counts the bytes on disk. The count grows before
+a chunk is written, so it is never too low.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from fireflyer.errors import ConfigError, StorageError
 from fireflyer.ffrecord.integers import checked_integer
 from fireflyer.log import get_logger
 
-_USED = struct.Struct("<QI")  # bytes, CRC32 of these 8 bytes
+_USED = struct.Struct("<QI")  # number of bytes on disk, CRC32 of this number
 _KEPT = 0.9
 Pieces = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -36,8 +36,8 @@ class ChunkCache:
     The cache is thread-safe and can be pickled.
 
     Args:
-        directory: directory of the cache, created if missing. It and its files are closed to other
-            users, and it must hold nothing else.
+        directory: directory of the cache, created if missing. Other users have no access to the
+            directory and its files. The directory must hold no other files.
         limit_bytes: maximum size of all chunks together.
         chunk_bytes: size of a chunk; the last chunk of a file is shorter.
 
@@ -186,7 +186,7 @@ class ChunkCache:
             os.close(fd)
 
     def _read_used(self) -> int | None:
-        """Returns the counter; None if it is absent or damaged, so that a scan is needed."""
+        """Returns the counter; None if the file is absent or damaged, so that a scan is needed."""
         try:
             with open(os.path.join(self.directory, "used"), "rb", buffering=0) as file:
                 content = file.read()

@@ -33,9 +33,9 @@ _FIELD_NAME = re.compile(":[^:]*:")
 class Column(NamedTuple):
     """Type of one column: a numpy dtype's name, `str`, `bytes` or `msgpack`, and a shape.
 
-    A size of None differs from row to row. A nullable column may hold None; its dtype is written
-    with a trailing "?". A `msgpack` value is None, bool, int, float, str or bytes, or a list or a
-    dict with str keys of such values, nested to any depth.
+    A size of None differs from row to row. A nullable column may hold None; the schema writes its
+    dtype with a trailing "?". A `msgpack` value is None, bool, int, float, str or bytes; or a list
+    of such values, or a dict of them with str keys, nested to any depth.
     """
 
     dtype: str
@@ -92,7 +92,7 @@ def columns_of(given: ColumnsLike) -> Columns:
         sizes = tuple(shape)
         if any(s is not None and (type(s) is not int or not 0 <= s < 1 << 40) for s in sizes):
             raise ConfigError(f"column '{name}': invalid shape {shape!r}")
-        # With this bound numpy accepts any batch of arrays, even if a size is 0.
+        # The bound of `wide` makes numpy accept any batch of arrays, even if a size is 0.
         wide = math.prod(size for size in sizes if size) >= 1 << 40
         if (dtype in _TEXT and sizes) or len(sizes) > 32 or wide:
             raise ConfigError(f"column '{name}': invalid shape {shape!r} for {dtype}")
@@ -291,7 +291,7 @@ def _as_finite(array: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
 
 
 def common_columns(schemas: Iterable[tuple[str, bytes]]) -> Columns | None:
-    """Returns the columns that all files share; None if they have none.
+    """Returns the columns that all files share; None if the files have no columns.
 
     Args:
         schemas: name and schema (empty without columns) of each file.

@@ -1,4 +1,4 @@
-"""Compatibility with High-Flyer's ffrecord: its import name, and a function that only its users need."""
+"""Compatibility with High-Flyer's ffrecord: its import name, and its function `checkFsAlign`."""
 
 import fcntl
 import importlib

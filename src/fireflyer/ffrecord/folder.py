@@ -1,8 +1,8 @@
 """Folder of files packed into one record file: one sample per file, and finally the tree of names.
 
-As in High-Flyer's ffrecord, the last sample is `piouhjgbr` and a pickle of an OrderedDict. It maps
-each name to the index of a file's sample, or to the OrderedDict of a directory. name_tree.py reads
-it without unpickling.
+As in High-Flyer's ffrecord, the last sample is `piouhjgbr` and a pickle of an OrderedDict. The
+OrderedDict maps each name to the index of a file's sample, or to the OrderedDict of a directory.
+name_tree.py reads the pickle without Python's unpickler.
 """
 
 import os
@@ -55,7 +55,7 @@ class PackedFolder:
         """Returns the content of one file.
 
         Raises:
-            StorageError: the folder has no such file, or it cannot be read.
+            StorageError: the folder has no such file, or the file cannot be read.
             Corrupted: the content does not match its checksum.
         """
         return self.reader.read_one(self._index(fname))
@@ -71,7 +71,8 @@ class PackedFolder:
         list_dir: bool = True,
         recursive: bool = False,
     ) -> list[str]:
-        """Returns the names in the directory `path` (None: all), relative to it, in packing order.
+        """Returns the names in the directory `path` (None: the root), relative to `path`, in
+        packing order.
 
         Raises:
             StorageError: the folder has no such directory.
@@ -148,7 +149,7 @@ def pack_folder(folder: PathName, out_file: PathName, verbose: bool = False) -> 
                 if verbose:
                     sys.stderr.write(f"{number + 1}/{len(files)} {path}\n")
             writer.write_one(_MAGIC + pickle.dumps(tree, protocol=4))
-    except FireflyerError:  # some of them are also OSErrors
+    except FireflyerError:  # some FireflyerErrors are also OSErrors
         raise
     except OSError as error:
         raise StorageError(f"cannot pack folder '{root}': {error}; nothing was written") from error

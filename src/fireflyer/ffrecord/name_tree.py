@@ -1,9 +1,9 @@
 """Safe reader of a packed folder's tree of names, which is a pickle of nested OrderedDicts.
 
 The reader accepts only operations that the pickle of such a tree has, in any protocol: names,
-numbers, `OrderedDict()` and the memo. The size of the pickle bounds time and memory. Python's own
-unpickler is not safe even if it may build no objects: its memo is an array, so a large number in
-the pickle allocates memory.
+numbers, `OrderedDict()` and the memo. The size of the pickle bounds time and memory. Python's
+unpickler is not safe, even if it may build no objects. Its memo is an array, so a large memo number
+in the pickle allocates memory.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,8 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        # Ids of directories inside another directory, which keeps them alive.
+        # Ids of directories that are inside another directory. The outer directory keeps them
+        # alive, so no id is reused.
         self.placed: set[int] = set()
 
     def run(self) -> Tree:

@@ -85,7 +85,7 @@ def _lock_new(fd: int, path: str) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # this file system has no locks, for sweepers either
+        return True  # this file system has no locks, so no sweeper can get a lock
     return is_named(fd, path)
 
 
@@ -123,7 +123,8 @@ def _kernel() -> bytes:
 
 
 class Output:
-    """File named `target`, now or after `publish`, of which this object is the only writer.
+    """File of which this object is the only writer. Its name is `target`, at the latest after
+    `publish`.
 
     Invariant: until `close` or `discard` the file is open either under `target` (published) or
     under a temporary name beside it.
@@ -232,7 +233,7 @@ class Output:
 
     def close(self) -> None:
         if self.fd >= 0:
-            # A forked child may hold the descriptor, and with it the lock.
+            # Unlocks explicitly: a forked child may hold the descriptor, which would keep the lock.
             with suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
             os.close(self.fd)

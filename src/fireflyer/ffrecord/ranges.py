@@ -24,7 +24,8 @@ class Retry:
 
     attempts: int = 5
     backoff_s: float = 0.1
-    """Pause before the second attempt; it doubles each time, and jitter reduces it by up to a half."""
+    """Pause in seconds before the second attempt. Each further pause doubles; jitter reduces each
+    pause by up to a half."""
 
     def __post_init__(self) -> None:
         if checked_integer("attempts", self.attempts) < 1 or self.backoff_s < 0:
@@ -88,7 +89,7 @@ def _join(ranges: Sequence[Range]) -> tuple[list[Range], list[tuple[int, int]]]:
 
     Returns:
         The joined ranges; and for each range the index of the joined range that contains it (-1 if
-        the range is empty), and its offset in that.
+        the range is empty), and the range's offset in that joined range.
     """
     joined: list[Range] = []
     homes = [(-1, 0)] * len(ranges)

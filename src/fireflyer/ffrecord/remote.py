@@ -45,8 +45,8 @@ class RemoteFiles:
     Args:
         fnames: a URL (fs3:///a.ffr, or any scheme of fsspec), a list of URLs, or the URL of a
             directory (all its `*.ffr` sorted by name); names inside `storage` if that is given.
-        check_data: compare the CRC32 of every sample that is read. Cached data is always compared,
-            and fetched again if it is wrong.
+        check_data: compare the CRC32 of every sample that is read. Cached data is always compared;
+            wrong data is fetched again.
         storage: storage of the names; default: the storage of each URL.
         cache: keeps chunks of the files on a local disk.
         attempts: maximum number of requests for a range.
@@ -76,7 +76,7 @@ class RemoteFiles:
         self.check_data = bool(check_data)
         self._storage, self._cache = storage, cache
         self._retry = Retry(attempts=attempts, backoff_s=backoff_s)
-        self._own: dict[str, Storage] = {}  # by URL; this reader opened these, and closes them
+        self._own: dict[str, Storage] = {}  # by URL: storages that this reader must close
         with ExitStack() as failed:
             failed.callback(self.close)
             self._open(fnames)
@@ -152,7 +152,7 @@ class RemoteFiles:
     def validate(self, data: bool = True) -> None:
         """Checks the current content of all files, bypassing the cache.
 
-        With `data=False` it checks only what opening reads.
+        With `data=False`, checks only the metadata that opening reads.
 
         Raises:
             Corrupted: a file does not match its checksums.
@@ -264,7 +264,8 @@ class RemoteFiles:
     def _read_stored(
         self, wanted: npt.NDArray[np.int64]
     ) -> tuple[Sample, npt.NDArray[np.int64], Entries]:
-        """Returns the samples as stored, checked, and their index entries."""
+        """Reads samples in their stored form and checks them; returns arena, offsets and index
+        entries."""
         reader = self._opened()
         numbers, _, entries = self._located(wanted)
         offsets = np.zeros(len(wanted) + 1, np.int64)

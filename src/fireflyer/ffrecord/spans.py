@@ -87,7 +87,7 @@ class Spans(NamedTuple):
 
 
 class SpanReader:
-    """Reader of spans of `files`, by file number. Thread-safe: its own state is constant.
+    """Reader of spans of `files`, by file number. Thread-safe, because the attributes are constant.
 
     This class does not validate the bytes: the caller checks them and passes wrong spans to
     `read_again`. All methods raise what `read_ranges` does.

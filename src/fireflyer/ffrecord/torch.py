@@ -149,7 +149,8 @@ class Dataset(_Batched):
         return self.reader.n
 
     def process(self, indices: Sequence[int], data: Samples) -> Sequence[Any]:
-        """Returns one sample for each of `data`, the arrays at `indices`; default: the arrays."""
+        """Turns `data`, the bytes of the samples at `indices`, into samples; default: returns
+        `data`."""
         return data
 
     def _batch(self, indices: Indices) -> Sequence[Any]:
@@ -245,18 +246,19 @@ class DataLoader(td.DataLoader[Any]):
     """DataLoader of torch that can start inside an epoch and save its position.
 
     The order of samples is that of torch's DataLoader with the same generator. With `shuffle` and
-    no generator it creates its own generator from torch's default generator, so that it can save
-    the order. If you pass your own sampler, you must restore its order (seed, epoch) yourself.
+    no generator, this class makes a generator, seeded from torch's default generator, so that it
+    can save the order. If you pass your own sampler, you must restore its order (seed, epoch)
+    yourself.
 
     Takes the arguments of `torch.utils.data.DataLoader` for map-style datasets with automatic
     batching, and:
 
     Args:
         collate_fn: default `collate`.
-        prefetch: batches that a thread of this process makes ahead; 0 makes them in the caller.
-            With worker processes (`num_workers`) the workers prefetch instead: see
+        prefetch: batches that a thread of this process makes ahead; 0: the caller's thread makes
+            each batch. With worker processes (`num_workers`) the workers prefetch instead: see
             `prefetch_factor`.
-        skippable: False keeps torch's own batch sampler, which some frameworks replace; then
+        skippable: False: keep torch's own batch sampler, for frameworks that replace it. Then
             neither `set_step` nor a state is available.
 
     Raises:
@@ -343,7 +345,8 @@ class DataLoader(td.DataLoader[Any]):
         return self._batches.total - (self._batches.skip if under_way else self._skip)
 
     def set_step(self, step: int) -> None:
-        """Makes the next epoch skip its first `step` batches, unread; later epochs are whole.
+        """Makes the next epoch skip its first `step` batches without reading them; later epochs are
+        whole.
 
         An epoch in progress is abandoned: `state_dict` then describes the next epoch.
 

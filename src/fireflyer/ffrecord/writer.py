@@ -104,13 +104,13 @@ class _Version1:
 class FileWriter:
     """Writer of one record file, which appears under its name in `close`, complete and synced.
 
-    Until then, the name refers to the previous file if there was one, or for a v2 file to its last
-    commit. This stays so if the writer fails, dies or is discarded. Threads may share a writer; a
+    Until then, the name refers to the previous file, if there was one, or to the last commit of a
+    v2 file. This stays so if the writer fails, dies or is discarded. Threads may share a writer; a
     forked child must not use it.
 
     Args:
         fname: the file, ending in `.ffr`; an existing file is replaced.
-        n: number of samples that will be written. Without it the samples of a v1 file are written
+        n: number of samples that will be written. Without `n`, the samples of a v1 file are written
             twice.
         version: format version; `columns`, `compression` and `align` each imply 2.
         columns: name -> dtype or (dtype, shape): each sample is a row, for `write_row`.
@@ -170,7 +170,7 @@ class FileWriter:
         Raises:
             ConfigError: a v1 file, which cannot grow.
             Corrupted: the file is damaged.
-            StorageError: another writer appends to the file, or it cannot be opened.
+            StorageError: another writer appends to the file, or the file cannot be opened.
         """
         name = record_path(fname)
         writer = cls.__new__(cls)
@@ -249,8 +249,8 @@ class FileWriter:
             self._or_drop(body.add, parts)
 
     def commit(self) -> None:
-        """Makes all samples so far visible and durable. Without new samples, only creates a new
-        file.
+        """Makes all samples so far visible and durable. Without new samples, its only effect is
+        that a new file gets its name.
 
         A failure ends the writer: the file stays at the previous commit.
 
@@ -285,8 +285,8 @@ class FileWriter:
         Raises:
             ConfigError: fewer samples than `n`; no file is created.
             NoSpace, StorageError: the bytes cannot be written or synced. If only the last step
-                failed, the sync of the directory, the file is complete. Otherwise no file is
-                created, or it stays at its last commit.
+                failed, the sync of the directory, the file is complete. Otherwise a new file is not
+                created, and an existing v2 file stays at its last commit.
         """
         self._own()
         with self._lock:

@@ -81,7 +81,7 @@ class Version2:
         file = Output.temporary(target)
         try:
             body = cls(file, columns, align, compression, level)
-            # Locked before the file has its name, so that no other writer can lock it first.
+            # The file is locked before it gets its name, so that no other writer can lock it first.
             file.lock()
             rest = struct.pack("<IQQI", 2, align, len(schema), crc32(schema)).ljust(
                 _PAGE - 12, b"\0"
@@ -114,7 +114,8 @@ class Version2:
             body._keep = body._tail.end = end
             body._slots = slot - _PAGE * (commit % 2)
             if torn:
-                # The next commit overwrites the other slot, the only intact one.
+                # The slot of this commit is torn. The next commit overwrites the other slot, which
+                # is the only intact one, so this slot is written again first.
                 body._write_slot(commit, footer, end, samples)
             file.check_name()
             if os.fstat(file.fd).st_size > end:
@@ -146,7 +147,8 @@ class Version2:
         self._entries += _ENTRY.pack(place, size, raw, checksum, codec)
 
     def commit(self) -> None:
-        """Makes all samples durable; without new samples, only creates a new file."""
+        """Makes all samples durable. Without new samples, its only effect is that a new file gets
+        its name."""
         if self._entries or self._commit < 0:
             self._write_commit()
 
@@ -239,7 +241,7 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _index_pages(entries: Entries, first: int) -> bytearray:
-    """Returns the index pages of `entries`, the first of which is that of sample `first`."""
+    """Returns the index pages of `entries`; the first entry is that of sample `first`."""
     count = len(entries)
     full, rest = divmod(count, _PAGE_ENTRIES)
     data = bytearray((full + (rest > 0)) * _PAGE)

@@ -74,7 +74,8 @@ def expand(
             frame = stored[source[j] : source[j + 1]].data
             size = target[j + 1] - target[j]
             try:
-                # The size in the frame determines the allocation: it must be the one of the index.
+                # The decompressor allocates the size that the frame states, so this size must equal
+                # the one in the index.
                 if package.frame_content_size(frame) != size:
                     raise package.ZstdError("the size in its frame differs from the index")
                 data = decompressor.decompress(frame, allow_extra_data=False)

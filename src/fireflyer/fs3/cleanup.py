@@ -33,7 +33,7 @@ EVERY_S = 1.0
 DEADLINE_S = 5.0
 """Timeout of one step in seconds; the next round retries a step that takes longer."""
 CHUNKS_A_TURN = 64 << 10
-"""Number of chunks of one file that a round removes before it turns to the next file."""
+"""Number of chunks of one file that a round removes before the round turns to the next file."""
 TURN_S = 1.0
 """Maximum seconds that a round spends on one file before it turns to the next file."""
 ROOT_USER = User(0, 0, ())

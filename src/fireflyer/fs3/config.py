@@ -29,22 +29,24 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a storage node: `[nodes.NAME]`. The data belongs to the node of that name."""
+    """Settings of a storage node: `[nodes.NAME]`. The manager knows the node by NAME."""
 
     address: str = ANY_PORT
-    """Address of its data service; port 0: any free port."""
+    """Address of the node's data service; port 0: any free port."""
     advertise: str = ""
     """Address at which other machines reach the node, if not `address`."""
     directory: str = ""
-    """Folder of its targets; default: a folder NAME beside cluster.toml."""
+    """Folder of the node's targets; default: a folder NAME beside cluster.toml."""
     targets: Annotated[int, msgspec.Meta(ge=1, le=SLOTS)] = 4
-    """Number of its targets; each is a folder in `directory`, and a member of a different chain."""
+    """Number of the node's targets; each is a folder in `directory`, and a member of a different
+    chain."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     """Threads of the service; 0: by the number of cores."""
     buffer_mib: Annotated[int, msgspec.Meta(ge=8)] = 256
     """Maximum size of the data in flight in the service, in MiB."""
     reserve_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 256
-    """Space in MiB of its disk that stays free for logs and repair; a write that needs it fails."""
+    """Space in MiB of the node's disk that stays free for logs and repair; a write that needs it
+    fails."""
     scrub_days: Annotated[float, msgspec.Meta(ge=0)] = 7.0
     """Days in which the scrub reads and checks each chunk once; 0: never."""
     metrics: str = ""
@@ -73,9 +75,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     failover_s: Seconds = 4.0
     """Seconds within which the file system fails over from a dead node."""
     recovery_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    """Seconds that a stopped chain waits for all its last serving targets."""
+    """Seconds that a stopped chain waits until all targets that served last are alive."""
     session_s: Seconds = 60.0
-    """Seconds without a heartbeat after which a client loses files opened for writing."""
+    """Seconds without a heartbeat after which a client's sessions (files open for writing)
+    expire."""
     metrics: str = ANY_PORT
     """Address of `GET /metrics` (Prometheus) and `/healthz`; port 0: any free port; "": none."""
     metrics_token_file: str = ""

@@ -126,7 +126,8 @@ class Acceptor:
     def close(self) -> None:
         """Ends the listener. In a forked child, closes only the child's copies of the sockets."""
         if self._thread.is_alive():
-            self._wake_sender.send(b".")  # a `close` would not wake it if a forked child has a copy
+            # A `close` would not wake the listener if a forked child has a copy of the socket.
+            self._wake_sender.send(b".")
             self._thread.join()
         self._wake_sender.close()
 
@@ -204,7 +205,7 @@ class Acceptor:
         for sock in list(self._handshakes):
             self._drop(sock)
         self._selector.close()
-        self._listener.shutdown(socket.SHUT_RDWR)  # also ends the copies in forked children
+        self._listener.shutdown(socket.SHUT_RDWR)  # also ends listening in forked children
         self._listener.close()
         self._wake_receiver.close()
 

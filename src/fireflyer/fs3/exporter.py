@@ -42,7 +42,7 @@ class Exporter:
     """HTTP server that runs from the constructor to `close`. Thread-safe.
 
     Attributes:
-        address: host:port at which it listens.
+        address: host:port at which the server listens.
     """
 
     def __init__(self, address: str, token: Secret, *, unguarded: bool = False) -> None:
@@ -96,7 +96,7 @@ class Exporter:
         self._loop.run(on_loop())
 
     def remove(self, role: str, registry: CollectorRegistry) -> None:
-        """Removes a role; afterwards neither its metrics nor its check are in use."""
+        """Removes a role; afterwards the role's metrics and check are no longer in use."""
 
         async def on_loop() -> None:
             self._registry.unregister(registry)

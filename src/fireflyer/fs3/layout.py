@@ -21,7 +21,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
             chains.
         chunk_size: bytes of a chunk, a power of two from 4 KiB to 64 MiB.
         stripe: number of the table's chains that the file uses.
-        seed: seed of the order of its chains, 64 bits.
+        seed: seed of the order of the file's chains, 64 bits.
     """
 
     table: int

@@ -46,7 +46,7 @@ class Process:
 
         Args:
             names: names of the storage nodes.
-            standby: the manager waits until the process that has the metadata ends.
+            standby: the manager waits until the process that has opened the metadata ends.
 
         Raises:
             ConfigError: the configuration, or a path or address in it, cannot be used; or the roles
@@ -129,8 +129,8 @@ def _check(roles: Collection[Role], standby: bool) -> None:
 def _start_exporter(config: ClusterConfig, names: Collection[str]) -> Exporter | None:
     """Starts the exporter at the node's address for metrics, or else at the cluster's.
 
-    If the port is taken, the exporter uses another port, because a standby and several nodes of one
-    machine share the cluster's setting.
+    A standby and several nodes of one machine share the cluster's setting, so the port may be
+    taken. The exporter then uses another port.
     """
     addresses = (config.node(name).metrics for name in names)
     address = next(filter(None, addresses), config.metrics)

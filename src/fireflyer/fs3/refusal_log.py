@@ -17,7 +17,8 @@ class RefusalLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # End of the current span; `_logged` and `_more` count the refusals in this span.
+        # End of the current span. `_logged` and `_more` count its refusals with and without a log
+        # line.
         self._ends = 0.0
         self._logged = 0
         self._more = 0
@@ -39,7 +40,7 @@ class RefusalLog:
             self._more += 1
 
     def flush(self) -> None:
-        """Logs the number of refusals without a log line, once their span is over."""
+        """Logs how many refusals got no log line of their own, once the span is over."""
         if self._more and self._clock() >= self._ends:
             get_logger("fs3").warning(
                 "%d more connections were refused within %g s", self._more, SPAN_S

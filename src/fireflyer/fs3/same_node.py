@@ -33,7 +33,8 @@ def new_socket(directory: Path) -> str:
 
 
 def advertised(path: str) -> str:
-    """Returns the form in which a node advertises its socket; "" if it has no socket."""
+    """Returns the form in which a node advertises its socket; "" if it has no socket, or if the
+    machine's identifier is unknown."""
     here = machine()
     return f"{here}:{path}" if here and path else ""
 

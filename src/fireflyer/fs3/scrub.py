@@ -20,7 +20,7 @@ class Scrubbed(msgspec.Struct):
     """Result of a scrub of all replicas."""
 
     targets: int
-    """Targets whose chunks were all read."""
+    """Number of targets whose chunks were all read."""
     chunks: int
     bytes: int
     damaged: int
@@ -66,7 +66,7 @@ def scrub(place: Place, advance: Callable[[int], None]) -> Scrubbed:
                 ):
                     break
             watch.wait(lambda: False, POLL_S)
-            watch.link.scrub(number)  # again, because a new primary does not know the request
+            watch.link.scrub(number)  # again: a new primary manager does not know the request
     return Scrubbed(
         targets=len(done),
         chunks=sum(known[target].chunks for target in done),

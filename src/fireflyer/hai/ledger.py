@@ -1,9 +1,9 @@
 """The goodput ledger: the time of tasks, by cause. A pure function of the event table.
 
-Each moment of a task between its submission and its end has exactly one cause. Its weight is the
-number of nodes that the task holds or waits for. Times are integer microseconds, so the parts add
-up to the total exactly. The terms (goodput, effective training time ratio) follow Meta's
-"Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025.
+Each moment of a task between its submission and its end has exactly one cause. The weight of the
+moment is the number of nodes that the task holds or waits for. Times are integer microseconds, so
+the parts add up to the total exactly. The terms (goodput, effective training time ratio) follow
+Meta's "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025.
 docs/operate/hai-ledger.md describes the causes.
 """
 
@@ -35,7 +35,8 @@ IDLE = "idle"
 """Time of nodes that no task holds; a cause in the cluster's account only."""
 
 MOMENT_US = 1_000_000
-"""Minimum wait in microseconds, while enough nodes are free, that counts as fragmentation."""
+"""Minimum length, in microseconds, of a wait with enough free nodes that counts as
+fragmentation."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     """GPUs of each node that the task asks for; 0: whole nodes."""
     validation: bool = False
-    """True if the task validates a node: the time in which it holds the node is "validation"."""
+    """True if the task validates a node. The time in which the task holds the node then has the
+    cause "validation"."""
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -49,10 +49,10 @@ class Task(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     the engine chooses."""
     previous: tuple[str, ...] = ()
     """Nodes of the last attempt while the engine keeps warm processes there; a restart prefers
-    them."""
+    these nodes."""
     preempted: bool = False
-    """True while the task suspends because of a preemption; it then returns to the queue by
-    itself."""
+    """True while the task suspends because of a preemption; the task then returns to the
+    queue by itself."""
     stopping: bool = False
     """True if a stop was requested and the attempt has not ended yet."""
     unsure: bool = False

@@ -60,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
     collectives: list[tuple[str, int, int, list[int]]] = []
     """Name, time, bytes, global ranks."""
     training_thread: int = 0
-    """Thread whose optimizers step; 0: none has stepped."""
+    """Thread whose optimizers step; 0: no optimizer has stepped yet."""
     main_thread: int = 0
     dropped: int = 0
     """Events that were lost because the profiler did not read them."""

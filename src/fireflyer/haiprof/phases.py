@@ -1,9 +1,9 @@
 """Phases of training steps: a pure function of events.
 
-A step lasts from the end of the last optimizer of one round to the end of the last optimizer of the
-next round. Several optimizers (as in a GAN) make one step together. Inside a phase, time counts for
-the innermost open phase. The exception is a forward inside a backward: it is recomputation, and
-counts as backward. Time between phases counts for the phase that it prepares or completes:
+In a round, each optimizer steps once; a GAN, for example, has several optimizers. A step lasts from
+the end of one round to the end of the next round. Inside a phase, time counts for the innermost
+open phase. The exception is a forward inside a backward: it is recomputation, and counts as
+backward. Time between phases counts for the phase that it prepares or completes:
 
     forward → backward      forward      the loss
     forward → forward       forward      a loss module, a second model

@@ -106,7 +106,7 @@ def digest_of(lines: Sequence[str]) -> bytes:
 def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
     """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
     root = dist.get_global_rank(group, 0)
-    with torch.no_grad():  # no detach(): the alias would look like one of the script's
+    with torch.no_grad():  # no detach(): its alias would look like an alias that the script made
         works = [dist.broadcast(one, src=root, group=group, async_op=True) for one in tensors]
     for work in works:
         assert work is not None
@@ -175,7 +175,8 @@ class BufferCopy:
                 "size on each rank, pass broadcast_buffers=False."
             )
             raise
-        # A backward through an earlier forward rejects buffers with a newer version.
+        # A backward through an earlier forward rejects buffers with a newer version, so the copy
+        # keeps the versions.
         with preserve_versions(tuple(buffers)):
             for buffer, piece in zip(buffers, pieces, strict=True):
                 values = piece.clone()  # a view of another type needs an aligned address

@@ -60,10 +60,10 @@ class DistributedDataParallel(Wrapper):
         module: module with float32, float64, bfloat16 or float16 parameters. Parameters and buffers
             are copied from the group's first rank.
         process_group: group of backend "hfreduce"; None means the default group.
-        optimizer: an optimizer of `torch.optim`. Any other optimizer steps all parameters at once
-            in `optimizer.step()`, which waits for all gradients, unless its attribute `separable`
-            is True (see docs/guide/haiscale.md). Parameters that `optimizer` does not hold keep
-            their averages for other optimizers.
+        optimizer: an optimizer of `torch.optim`. Any other optimizer waits for all gradients in
+            `optimizer.step()` and steps all parameters at once. If its attribute `separable` is
+            True, it is used like one of `torch.optim` (see docs/guide/haiscale.md). Parameters that
+            `optimizer` does not hold keep their averages for other optimizers.
         wire: format of gradients between hosts: "bf16", "fp16" or "int8" (see `hfreduce.Wire`);
             None means the gradients' own dtype.
         bucket_bytes: approximate size in bytes of the buckets in which gradients are reduced;
@@ -153,7 +153,7 @@ class DistributedDataParallel(Wrapper):
             "elastic": elastic,
             "should_suspend": None if should_suspend is None else "given",
         }
-        meets = not (elastic and group.joined)  # a joining rank finds the members in mid-training
+        meets = not (elastic and group.joined)  # the members are in mid-training when a rank joins
         if meets:
             check_alike(module, group, self._alike)
         self._tree = None if levels is None else _planned(levels, group, wire)
@@ -358,7 +358,7 @@ class Replica:
         self._model.reducer.abandon()
         known = self._model._trained
         self._model._wrap()
-        self._model._trained = known  # the next forward repeats a change that some ranks lack
+        self._model._trained = known  # the next forward repeats a change that some ranks missed
 
     def _drop_gradients(self) -> None:
         for parameter in self._model.module.parameters():

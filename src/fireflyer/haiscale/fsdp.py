@@ -376,8 +376,8 @@ class FullyShardedDataParallel(Uncopied, Wrapper):
     ) -> Moved:
         """Shards everything anew over the ranks of a group, from memory. Collective over the group.
 
-        Every rank of the old layout in the group contributes its part; other ranks have no part
-        (`joins`). Values come from the ranks with the most steps. The module, its sharded
+        Every rank of the group that was in the old layout contributes its part; other ranks have no
+        part (`joins`). Values come from the ranks with the most steps. The module, its sharded
         parameters and `optimizer` stay the same objects; gradients are dropped. After a failure
         every rank still has its values and can `reshard` with other ranks.
 

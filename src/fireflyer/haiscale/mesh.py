@@ -26,7 +26,7 @@ host."""
 class DataLayout:
     """Groups over which a sharded module's parameters are distributed.
 
-    The layout's own groups end with the layout, so every user of these groups must hold it.
+    The layout's own groups end with the layout, so every user of these groups must hold the layout.
 
     Attributes:
         mesh: (SHARD,) or (REPLICATE, SHARD).

@@ -1,4 +1,4 @@
-"""Compatibility with torch's wrappers: their arguments."""
+"""Arguments of torch's wrappers that our wrappers accept, ignore or reject, with advice."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _ANY = TorchArgument((), "")  # without advice, every value is accepted and igno
 
 DDP_ARGUMENTS = {
     "doors": _ANY,  # the old name of members_file
-    "device_ids": _ANY,  # the parameters' device is used; several devices are rejected below
+    "device_ids": _ANY,  # the parameters' device is used; `check_arguments` rejects several
     "output_device": _ANY,
     "dim": TorchArgument((0,), "the caller divides batches"),
     "init_sync": TorchArgument((True,), "all ranks start with the first rank's values"),

@@ -2,8 +2,9 @@
 
 A deferred step runs at the first use of a parameter. That use may be in a forward under autocast or
 in inference mode, inside `torch.func`, a compiler or tracer, or in the modes of activation
-checkpointing. None of these may affect the optimizer, so `isolated_torch_state` suspends them. The
-dispatcher's keys are set to those of a new thread, so other states are suspended, too.
+checkpointing. None of these may affect the optimizer, so `isolated_torch_state` suspends them. It
+also sets the dispatch keys to those of a new thread, which suspends any other state that torch
+keeps in dispatch keys.
 """
 
 import contextlib

@@ -90,8 +90,8 @@ def may_spin(infos: Sequence[HasCores]) -> bool:
     """Returns True if each rank of a machine has a core to itself; equal on all ranks of the machine.
 
     Args:
-        infos: infos of all ranks on the machine, in order of rank; `spin` of the first overrides
-            the result.
+        infos: infos of all ranks on the machine, in order of rank. If `spin` of the first info is
+            not None, it is the result.
     """
     if infos[0].spin is not None:
         return infos[0].spin

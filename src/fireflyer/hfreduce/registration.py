@@ -58,7 +58,7 @@ def _rendezvous(options: Any, default: bool) -> Any:
     store = options.store if _life == 1 else PrefixStore(f"life {_life}", options.store)
     try:
         # torch names a group by a number or by a hash of its members. Only a number can stand for
-        # different groups on different ranks.
+        # different groups on different ranks, so only groups with a number are checked.
         if default or not members or not str(options.group_id).isdigit():
             return ProcessGroupHFReduce(store, rank, size, options.timeout)
         job = PrefixStore(f"life {_life}", default_store())
@@ -66,5 +66,5 @@ def _rendezvous(options: Any, default: bool) -> Any:
         return ProcessGroupHFReduce(store, rank, size, options.timeout, order.check)
     except BaseException:
         if default:
-            options.store.add(lives, -1)  # the next attempt replaces this one
+            options.store.add(lives, -1)  # the next attempt gets the same number
         raise

@@ -52,7 +52,7 @@ class Wire:
         """
         narrow = dtype.is_floating_point and dtype != torch.float64
         if op not in _SUMS or not narrow:
-            return {}  # other reductions are exact and stay exact
+            return {}  # only sums of floating-point types narrower than float64 use a codec
         options: dict[str, Any] = {"wire": _CODECS[self.codec]}
         self._calls += 1
         if self.stochastic:

@@ -119,14 +119,17 @@ class Readable:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[View]:
-        """Yields a view of the current state. A `Store` keeps the view's tables meanwhile."""
+        """Yields a view of the current state.
+
+        `Store` overrides this method: during the `with` block, it keeps the view's tables.
+        """
         yield self._core.view.copy()
 
     def changes(self, after: int = 0, *, wait: float | None = 0.0) -> Iterator[Change]:
         """Yields the operations that follow number `after`, in order.
 
         Args:
-            wait: seconds without an operation after which the iterator ends; None: it never does.
+            wait: seconds without an operation after which the iterator ends; None: it never ends.
 
         Raises:
             SnapshotGone: operations that follow `after` were collected. The writer's `history`
@@ -182,7 +185,7 @@ class Snapshot(Readable):
                 run(self._storage, pins.write(self._identity, pin))
 
     def close(self) -> None:
-        """Releases the snapshot: its tables may be collected."""
+        """Releases the snapshot: from now on its tables may be collected."""
         if self._closed:
             return
         self._closed = True

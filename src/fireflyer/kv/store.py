@@ -56,7 +56,7 @@ class Store(Readable):
         self._maintenance = threading.Lock()
         """Lock that a merge or a collection holds."""
         self.trouble: StorageError | None = None
-        """Last error of a flush, merge or collection that is being retried."""
+        """Last error of a flush, merge or collection; its thread retries that work."""
         self._committer = Committer(self._append, self._end)
         self._threads = [
             threading.Thread(

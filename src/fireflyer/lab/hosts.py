@@ -120,8 +120,8 @@ class Lab:
         Args:
             hosts: number of hosts, 1 to 250.
             rate: rate of each link, e.g. "1gbit"; None leaves the links unshaped.
-            queue_ms: length of the queue at each end of a shaped link, in ms that sending it takes;
-                excess packets are dropped.
+            queue_ms: length of the queue at each end of a shaped link: the ms that sending a full
+                queue takes. Packets beyond it are dropped.
             fallback: if namespaces cannot be created, use 127.0.x.y addresses: no shaping, no
                 counters, no links to cut.
 
@@ -274,7 +274,8 @@ class Lab:
         self._end(self.hosts[host])
 
     def freeze(self, host: int) -> None:
-        """Stops all processes of a host (SIGSTOP) and waits for that. Its link stays up."""
+        """Sends SIGSTOP to all processes of a host, and waits until all are stopped. The host's
+        link stays up."""
         namespaces.stop_all(lambda: self._members(self.hosts[host]))
 
     def thaw(self, host: int) -> None:
@@ -356,7 +357,8 @@ class Lab:
     def _shape(self, namespace: str, device: str) -> None:
         if self._bits is None:
             return
-        # The bucket must hold the bytes between two wake-ups of the shaper to reach the rate.
+        # The shaper reaches the rate only if its token bucket holds the bytes that may be sent
+        # between two of its wake-ups.
         burst = max(256 << 10, self._bits // 8 // 500)
         namespaces.tool(
             *("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"),

@@ -127,7 +127,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _drop(x: Tensor, y: Tensor, seed: int, p: float) -> Tensor:
-    # torch divides a mask of ones by 1 - p in the element type.
+    # As torch does, this computes 1 / (1 - p) in the element type.
     scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
     taken("dropout", x).drop(x, y, seed, min(round(p * 2**32), 2**32 - 1), scale)
     return y

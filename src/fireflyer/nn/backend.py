@@ -13,8 +13,8 @@ from fireflyer.errors import ConfigError
 from fireflyer.log import get_logger
 
 MODULES = {"cpu": "native", "cuda": "triton_calls"}
-"""Modules of kernels by type of device. Both modules have the functions that their OPERATORS
-name."""
+"""Modules of kernels by type of device. OPERATORS of a module names the operators that its
+functions implement."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _said: set[tuple[str, str]] = set()

@@ -125,9 +125,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Returns the cross-entropy of `linear(input, linear_weight, linear_bias)` and class indices.
 
-    The loss has the same bits as with torch's two operators. So has the input's gradient if the
-    gradient of the loss is 1 or another power of 2. The weight's gradient is a sum over blocks of
-    rows, so its bits may differ.
+    The loss has the same bits as with torch's two operators. The input's gradient has the same bits
+    if the gradient of the loss is 1 or another power of 2. The weight's gradient is a sum over
+    blocks of rows, so its bits may differ.
 
     For class weights, label smoothing, other shapes and `reduction="none"`, torch's operators run.
 

@@ -180,7 +180,8 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
 
 class Linear(Keeping, nn.Linear):
-    """Linear layer; with `fireflyer_again`, operators that take its output compute it again."""
+    """Linear layer. If `fireflyer_again` is set, operators that take the output compute that output
+    again."""
 
     fireflyer_again = False
 

@@ -36,7 +36,7 @@ def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> Non
 
 
 def select(leaking: bool, g: Tensor, bits: Tensor, slope: float) -> Tensor:
-    """Returns dense `g` where its bit is set; elsewhere 0, or `g * slope` if `leaking`."""
+    """Returns elements of dense `g` whose bit is set; elsewhere 0, or `g * slope` if `leaking`."""
     dx = torch.empty_like(g)
     _native.backward(
         leaking, TYPES[g.dtype], g.data_ptr(), bits.data_ptr(), dx.data_ptr(), g.numel(), slope,
@@ -46,7 +46,8 @@ def select(leaking: bool, g: Tensor, bits: Tensor, slope: float) -> Tensor:
 
 
 def drop(x: Tensor, y: Tensor, seed: int, threshold: int, scale: float) -> None:
-    """Writes dense `x` times 0 or `scale` to `y`, chosen by the seed and each element's index."""
+    """Writes dense `x` to `y`, each element times 0 or `scale`, by the seed and the element's
+    index."""
     _native.dropout(
         TYPES[x.dtype], x.data_ptr(), y.data_ptr(), x.numel(), seed, threshold, scale,
         torch.get_num_threads(),

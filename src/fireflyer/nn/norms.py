@@ -13,7 +13,8 @@ from fireflyer.nn.recipe import Recipe, attach, keep, source
 from fireflyer.torch_internals.core import is_transformed
 
 _SPLIT_ROW = 32768
-"""Number of elements from which torch sums a single row on several threads, in another order."""
+"""Minimum number of elements of a single row that torch sums on several threads, and therefore in
+another order than our kernels."""
 
 
 class _RmsNorm(torch.autograd.Function):

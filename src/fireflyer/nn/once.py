@@ -27,7 +27,7 @@ def once(name: str) -> Callable[[Callable[..., Grads]], Callable[..., Grads]]:
     """Returns a decorator of `backward` whose results cannot be differentiated.
 
     Unlike torch's `once_differentiable`, it rejects second derivatives even if the incoming
-    gradient requires no gradient, because those derivatives exist, too.
+    gradient requires no gradient, because the results also depend on the saved tensors.
     """
 
     def decorated(backward: Callable[..., Grads]) -> Callable[..., Grads]:

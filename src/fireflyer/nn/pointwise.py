@@ -28,7 +28,8 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Returns torch's SiLU; operators that take the result compute it again unless `inplace`."""
+    """Returns torch's SiLU. If `inplace` is False, operators that take the result compute it
+    again."""
     if is_transformed() or inplace:
         return torch_silu(input, inplace)
     return _with_recipe(keep(torch_silu, input), input, torch_silu)

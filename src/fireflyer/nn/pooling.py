@@ -1,4 +1,4 @@
-"""Max-pooling that keeps each maximum's position in its window: 2 bits for 2 x 2, 4 up to 4 x 4."""
+"""Max-pooling that keeps each maximum's position in its window, in 2, 4 or 8 bits."""
 
 from typing import Any
 

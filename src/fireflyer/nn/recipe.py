@@ -21,7 +21,8 @@ _ATTRIBUTE = "_fireflyer_recipe"
 class Recipe:
     """Function of tensors and of other recipes that returns a tensor with the same bits each time.
 
-    Autocast is off during the computation. A source that was since changed in place is an error.
+    Autocast is off during the computation. `make` fails if a source was changed in place since the
+    recipe was made.
 
     Args:
         compute: function of the values of `sources`; must not depend on global state.
@@ -143,7 +144,7 @@ def _version_of(tensor: Tensor) -> int:
 
 
 _observers: list["observe"] = []
-"""Contexts that see each kept tensor; only the innermost counts."""
+"""Stack of the entered contexts; only the innermost context is told of each kept tensor."""
 
 
 class observe(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801

@@ -32,7 +32,7 @@ _PROGRAMS = 256
 
 
 def agrees() -> bool:
-    """Returns True, because these kernels do not promise torch's bits."""
+    """Returns True without a comparison, because these kernels do not promise torch's bits."""
     return True
 
 
@@ -55,7 +55,7 @@ def activate(kind: int, x: Tensor, y: Tensor, bits: Tensor, slope: float) -> Non
 
 
 def select(leaking: bool, g: Tensor, bits: Tensor, slope: float) -> Tensor:
-    """Returns dense `g` where its bit is set; elsewhere 0, or `g * slope` if `leaking`."""
+    """Returns elements of dense `g` whose bit is set; elsewhere 0, or `g * slope` if `leaking`."""
     dx = torch.empty_like(g)
     _launch(
         kernels.select, _blocks(g), g, g, bits, dx, g.numel(), slope, LEAKING=leaking, BLOCK=_BLOCK
@@ -132,8 +132,8 @@ def cross_entropy(
 ) -> None:
     """Writes each row's log-probability of its target to `picked`.
 
-    If `gradient`, the logits are overwritten with `share` times the gradient of that value with
-    respect to them; with 0 in ignored rows.
+    If `gradient` is set, overwrites the logits with `share` times the gradient of that value with
+    respect to the logits. In ignored rows, overwrites them with 0.
     """
     rows, classes = logits.shape
     _launch(

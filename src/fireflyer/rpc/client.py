@@ -40,7 +40,7 @@ class Client:
     """Client of one server, or of several equal servers. Thread-safe; a context manager.
 
     A client belongs to its process: a forked child would share the connection and the call numbers,
-    and take its parent's answers. In a child, `close` releases only the child's part.
+    and take its parent's answers. In a child, `close` closes only the child's copy of the socket.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Client:
         idempotency key in its body.
 
         Args:
-            again: body from the second attempt on, when copies of the first may be in flight; None:
-                the same body.
+            again: body from the second attempt on, when copies of the first request may be in
+                flight; None: the same body.
 
         Raises:
             DeadlineExceeded, PeerLost, ProtocolMismatch: the connection failed.
@@ -379,7 +379,7 @@ class _Connection:
         return data
 
     def _take(self, data: bytes) -> int:
-        """Calls the callbacks for received bytes; returns their number."""
+        """Calls the callbacks for received bytes; returns the number of callbacks."""
         with self._lock:
             calls = self.exchange.feed(data)
         _call_all(calls)

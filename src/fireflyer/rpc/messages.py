@@ -112,7 +112,8 @@ def failure(error: FireflyerError) -> Failure:
 
 
 def parse_failure(body: msgspec.Raw) -> FireflyerError:
-    """Decodes the peer's error into its own class; WireError if this side lacks that class."""
+    """Decodes the peer's error to an error of the class that it names; to a WireError if this
+    process has no such class."""
     try:
         decoded = _failures.decode(body)
     except UNREADABLE:

@@ -32,7 +32,7 @@ class Limits:
     """Limits of what one server accepts."""
 
     unauthenticated: int = 128
-    """Maximum number of unauthenticated connections; one more closes the oldest."""
+    """Maximum number of unauthenticated connections; at the limit, a new one closes the oldest."""
     handshake_s: float = 5.0
     """Timeout of a handshake, in seconds."""
     requests: int = 1024
@@ -44,8 +44,8 @@ class Limits:
     threads: int = 8
     """Threads for blocking handlers."""
     lane_threads: int = 2
-    """Threads for each lane (queue) of a batch handler: one can wait for a disk while the other
-    works."""
+    """Threads for each lane (queue) of a batch handler: while one thread waits for a disk, another
+    can work."""
 
 
 @dataclass(slots=True)

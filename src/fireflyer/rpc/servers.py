@@ -24,7 +24,7 @@ class Servers:
     def fail_over(self, address: Address, error: Exception) -> None:
         """Switches from a failed server to the one that the error names, or to the next address."""
         if address != self.current:
-            return  # another call has left it already
+            return  # another call has already switched to another server
         if isinstance(error, NotPrimary) and error.address:
             try:
                 named = Address.parse(error.address)

@@ -104,7 +104,7 @@ class DirectoryStorage:
     def read_shared(
         self, names: Sequence[str], segments: "NDArray[np.int64]", crcs: "NDArray[np.uint32]"
     ) -> None:
-        """Implements `fireflyer.storage.read_shared`: whole pages without a copy."""
+        """Implements `fireflyer.storage.read_shared`: reads whole pages without a copy."""
         paths = [str(self.root / checked_name(name)) for name in names]
         read_checked(paths, segments, crcs, in_place=True)
 
@@ -121,7 +121,7 @@ class DirectoryStorage:
             self._write_new(temporary, chunks)
             os.replace(temporary, path)
             self._sync_directory(path.parent)
-        except FireflyerError:  # raised by `chunks`; some of its classes are OSErrors
+        except FireflyerError:  # raised by `chunks`; some FireflyerErrors are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error

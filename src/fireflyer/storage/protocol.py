@@ -50,9 +50,9 @@ class Storage(Protocol):
         ...
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Returns `length` bytes of a file at `offset`, fewer at its end.
+        """Returns `length` bytes of a file at `offset`, or fewer if the file ends before.
 
-        Without `length` it returns all bytes from `offset` on.
+        Without `length`, returns all bytes from `offset` on.
         """
         ...
 
@@ -83,9 +83,9 @@ class Storage(Protocol):
             crcs: uint32[n].
 
         Raises:
-            Corrupted: a CRC does not match or a file ends too early. `segment` is the index of the
-                first such segment; any part of the memory may have been overwritten.
-            StorageError: a file cannot be read; `segment` is the index of its segment.
+            Corrupted: a CRC does not match or a file ends too early. The error's `segment` is the
+                index of the first such segment. Any part of the memory may have been overwritten.
+            StorageError: a file cannot be read. The error's `segment` is the index of the segment.
         """
         ...
 
@@ -137,7 +137,7 @@ def read_summed(
 
     Args:
         names: files that are written once and never replaced: an implementation may keep them open.
-        rows: int64[n, 4], C order, as the segments of `read_checked`, of any size.
+        rows: int64[n, 4], C order, like the segments of `read_checked`, but of any size.
         starts: initial values of the CRC32Cs.
 
     Raises:

@@ -88,8 +88,8 @@ def replace_content(path: str | os.PathLike[str], content: bytes) -> None:
 def _descriptor(path: str | os.PathLike[str]) -> int | None:
     """Returns the descriptor of this process to which the path leads, or None.
 
-    The path also leads to a file name, but a file that is opened by name lacks the descriptor's
-    position.
+    A path such as /dev/stdout links to a descriptor, and the descriptor links to a file's name. A
+    file that is opened by that name would lack the descriptor's position.
     """
     path = os.path.abspath(path)
     for _ in range(_MOST_LINKS):

@@ -52,7 +52,7 @@ _STAMPS = (
 """Keys with which fsspec drivers report a file's version or modification time."""
 
 _EXCLUSIVE = ("memory",)
-"""Schemes whose driver creates a file atomically, and fails if it exists."""
+"""Schemes of in-process file systems, in which the lock `_CREATING` makes `create` exclusive."""
 _CREATING = threading.Lock()
 """Lock of `create` in an in-process file system, whose driver checks and then writes."""
 
@@ -240,7 +240,7 @@ class FsspecStorage:
                 for chunk in chunks:
                     file.write(chunk)
             self._fs.mv(temporary, path)
-        except FireflyerError:  # raised by `chunks`; some of its classes are OSErrors
+        except FireflyerError:  # raised by `chunks`; some FireflyerErrors are OSErrors
             raise
         except OSError as error:
             raise failure_of("write", path, error) from error
@@ -295,7 +295,7 @@ class FsspecStorage:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status in a driver's error, whose place depends on the driver."""
+    """Returns the HTTP status in a driver's error; drivers keep it in different attributes."""
     answer = getattr(error, "response", None)
     metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
     for value in (

@@ -1,6 +1,6 @@
 """Private names of torch's tensors, autograd, dispatcher, compiler and modules.
 
-"Instead" is the plan for an entry that torch removes.
+"Instead" names what this project plans to use if torch removes the entry.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _C: Any = torch._C
 # Tensors
 
 DisableTorchFunctionSubclass = _C.DisableTorchFunctionSubclass
-"""Context that reads a pending parameter without waiting for it.
+"""Context in which a read of a parameter does not wait for the parameter's deferred step.
 
 Instead: `torch.Tensor.__torch_function__`, which enters this context."""
 
@@ -69,17 +69,19 @@ current_graph_task_id = _C._current_graph_task_id
 Instead: a flag that `queue_callback` resets."""
 
 preserve_versions = torch.autograd._unsafe_preserve_version_counter
-"""Context that writes to tensors and keeps their versions, for buffers between two forwards.
+"""Context in which writes leave the versions of tensors unchanged; for buffers between forwards.
 
 Instead: write through `buffer.data`, which has a version of its own."""
 
 saved_tensor_hooks = _C._autograd._top_saved_tensors_default_hooks
-"""Returns the innermost hooks of saved tensors; activation checkpointing must get tensors, no recipes.
+"""Returns the innermost hooks of saved tensors.
+
+Activation checkpointing must get tensors, not recipes.
 
 Instead: attach no recipes while any `saved_tensors_hooks` is open."""
 
 profiler_enabled = _C._autograd._profiler_enabled
-"""Returns True while torch's profiler records. Instead: `record_function` in any case."""
+"""Returns True while torch's profiler records. Instead: `record_function` in every call."""
 
 
 def is_transformed() -> bool:
@@ -109,7 +111,7 @@ ForceDispatchKeyGuard = _C._ForceDispatchKeyGuard
 """Context that sets the included and excluded dispatch keys."""
 
 InferenceMode = _C._InferenceMode
-"""Context without the cost of its public wrapper. Instead: `torch.inference_mode(False)`."""
+"""Inference mode without the cost of its public wrapper. Instead: `torch.inference_mode(False)`."""
 
 disable_current_modes = _python_dispatch._disable_current_modes
 """Context that suspends dispatch modes. Instead: deferred steps in a thread of their own."""

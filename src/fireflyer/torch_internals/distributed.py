@@ -1,6 +1,6 @@
 """Private names of `torch.distributed`: process groups and their stores.
 
-"Instead" is the plan for an entry that torch removes.
+"Instead" names what this project plans to use if torch removes the entry.
 """
 
 import torch.distributed as dist

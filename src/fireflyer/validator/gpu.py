@@ -1,7 +1,7 @@
 """Checks of GPUs with torch: memory, matrix products and transfers.
 
-These checks run in a process of their own. Of the validator only this module and `allreduce.py`
-import torch, and no other process of the platform imports these two.
+These checks run in a process of their own. In the validator, only this module and `allreduce.py`
+import torch, and no other process of the platform imports these two modules.
 """
 
 import time

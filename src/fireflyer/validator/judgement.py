@@ -30,7 +30,7 @@ MOST_LEVELS = 200
 """Maximum number of quantiles that represent a node's measurements."""
 
 FALSE_ALARM = 5e-4
-"""Probability that a healthy node is named for its body, if the scatter is normally distributed."""
+"""Probability that the body alone names a healthy node, if the scatter is normally distributed."""
 
 TAIL = 1.5
 """Ratio of the tail's threshold to the body's: extreme measurements scatter more."""
@@ -40,10 +40,11 @@ TRIMMED = 10
 about the typical measurement."""
 
 TRIM_FROM = 5
-"""Number of measurements from which the body is trimmed."""
+"""Minimum number of measurements for which the body is trimmed."""
 
 TAIL_SHARE = 0.2
-"""Share of the worst measurements that form the tail; the very worst one is left out."""
+"""Share of all measurements: the worst ones, which form the tail. The worst twentieth of all
+measurements, at least one, is left out of the tail."""
 
 TAIL_SAMPLES = 10
 """Minimum number of measurements for a tail."""
@@ -52,7 +53,7 @@ LEAST_LOSS = 0.01
 """Loss below which no node is defective, however small the fleet's scatter is."""
 
 LEAST_SCALE = 1e-100
-"""Median of a criterion below which it counts as 0: losses relative to it have no meaning."""
+"""Size below which a criterion's median counts as 0, so that no loss relative to it is computed."""
 
 ROUNDS = 20
 """Maximum number of refinements of the criterion."""
@@ -85,7 +86,7 @@ class NodeJudgement(msgspec.Struct, frozen=True, kw_only=True):
     """True if the node's median is at least `FIXED` worse than the median of all nodes."""
     zscore: bool
     """True if the node's mean is at least `Z_LIMIT` robust standard deviations worse than the
-    median of all nodes."""
+    median of all nodes' means."""
 
 
 class CheckJudgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +106,10 @@ class CheckJudgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def multiplier(nodes: int) -> float:
-    """Returns the number of robust standard deviations from which a node is defective.
+    """Returns the number of robust standard deviations above which a node is defective.
 
-    The number comes from Student's distribution: the scatter of few nodes is known badly, so fewer
-    nodes need a larger distance.
+    The number comes from Student's distribution, because the scatter of few nodes is known only
+    imprecisely: fewer nodes need a larger distance.
     """
     from scipy.special import stdtrit
 
@@ -144,7 +145,7 @@ def judge(check: str, samples: Mapping[str, Sequence[float]], better: Better) ->
 
 
 def medoid(curves: Array) -> Array:
-    """Returns the curve with the smallest sum of areas to all others.
+    """Returns the curve with the smallest sum of areas to all other curves.
 
     Args:
         curves: quantiles of each node, shape (nodes, levels).
@@ -223,7 +224,7 @@ class _Distances:
         self.scatter = max(between, within / math.sqrt(gaps.shape[1]))
 
     def limit(self, multiplier: float) -> float:
-        """Returns the area from which a node is defective."""
+        """Returns the area above which a node is defective."""
         return max(float(self.centre + multiplier * self.scatter), LEAST_LOSS)
 
 

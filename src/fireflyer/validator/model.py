@@ -73,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node.
     False: the figures are those of the worst peer, and an unreachable peer is a fault."""
     secret_file: str = ""
-    """File with the secret of these listeners."""
+    """File with the secret of the listeners in `peers`."""
     memory_mib: int = 0
     """Memory of the pattern test; 0: 256 MiB if quick, else three quarters of the free memory."""
     drill: str = ""
@@ -90,7 +90,7 @@ class Measured(msgspec.Struct, frozen=True):
     skipped: str = ""
     """Reason why this figure was not measured."""
     samples: tuple[float, ...] = ()
-    """Individual measurements, which compare the nodes of a fleet; empty: `value` alone was measured."""
+    """Individual measurements, by which nodes of a fleet are compared; empty: only `value`."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """Transfers between two nodes, after a mutual handshake with a shared secret.
 
-Protocol, over TCP. The listener sends a nonce of 32 bytes. The sender answers with its own nonce
-and an HMAC-SHA-256 of both nonces under the secret, labelled "sender". If that proof is wrong, the
-listener closes the connection. Otherwise the listener proves itself in the same way, labelled
-"listener".
+Protocol, over TCP. The listener sends a nonce of 32 bytes. The sender answers with a nonce of its
+own and a proof: an HMAC-SHA-256, keyed with the secret, of the label "sender" and both nonces. If
+that proof is wrong, the listener closes the connection. Otherwise the listener sends the same proof
+with the label "listener".
 
 Then the sender makes requests: one byte, and a length of 8 bytes, big-endian. After `S` that many
 bytes follow, and the listener answers with one byte when it has received them all. After `E` the

@@ -2,8 +2,8 @@
 
 A check ends as "not run", with the reason, if it hangs, crashes, is killed, writes garbage, fills
 the disk or lacks a permission. Such a check never counts as passed, and never stops the other
-checks. Each process leads a session. When the process ends, the whole session is killed and its
-scratch folder is removed.
+checks. Each process leads a session. When the process ends, the whole session is killed, and the
+scratch folder of the check is removed.
 """
 
 import contextlib
@@ -181,7 +181,7 @@ def _collect(
     process: "subprocess.Popen[bytes]", reading: int, errors: int, scratch: Path, stop: Stop,
     timeout_s: float, over: str,
 ) -> tuple[bytes, str]:  # fmt: skip
-    """Reads the results until the process ends. Returns them and the reason for a kill, or ""."""
+    """Reads the results until the process ends; returns them, and the reason for a kill or ""."""
     deadline = time.monotonic() + timeout_s
     output, why, open_ = b"", "", True
     with contextlib.suppress(OSError):

@@ -10,8 +10,8 @@ def best_of(measured: Sequence[float], group: int, better: Better) -> tuple[floa
     """Returns the best measurement of each group.
 
     A slow node is slow even in its best measurement, while a stall of the machine affects only a
-    few. The groups are interleaved, so one stall spreads over all of them: measurement i belongs to
-    group i modulo the number of groups.
+    few measurements. The groups are interleaved, so one stall spreads over all of them: measurement
+    i belongs to group i modulo the number of groups.
 
     Args:
         measured: measurements in the order of time; must not be empty.

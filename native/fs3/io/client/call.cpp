@@ -235,7 +235,8 @@ void Engine::Call::lose(Queue& queue) {
   queue.link->give_up(done_);
   for (const Request& request : done_) answered(queue, request);
   std::erase_if(ready_, [&queue](const Ready& ready) { return ready.queue == &queue; });
-  // This process has too many open descriptors. From now on the engine asks for answers with bytes, which need none.
+  // This process has too many open descriptors. From now on the engine asks for answers that carry the bytes, because
+  // such answers bring no descriptors.
   if (queue.link->overflown()) engine_.local_ = false;
   queue.link = nullptr;
   lane_.links.erase(queue.node);

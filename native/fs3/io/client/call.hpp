@@ -66,7 +66,7 @@ class Engine::Call {
     std::uint64_t request;
   };
   std::deque<Ready> ready_;         // answers that wait for a permit
-  std::uint64_t queue_places_ = 0;  // places in the permits' queue: for `ready_`, and of lost connections
+  std::uint64_t queue_places_ = 0;  // places in the permits' queue, also for answers of lost connections
   unsigned permitted_ = 0;          // outstanding requests that hold a permit
   std::vector<Request> done_;
 };

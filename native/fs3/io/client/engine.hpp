@@ -6,9 +6,9 @@
 // The caller's thread calls Connect and Signal without a lock. Pieces and their memory belong to the call until it
 // returns.
 // Invariants
-//   - A call returns when all its pieces have an outcome, at the latest at the deadline (but it waits for a running
-//     Connect). It throws what Connect and Signal throw, except Code::peer_lost and deadline_exceeded, and throws if a
-//     lane cannot be made. Pieces without an answer when it returns or throws are `late`.
+//   - A call returns when all its pieces have an outcome, at the latest at the deadline, or when a running Connect
+//     returns after it. A call throws what Connect and Signal throw, except Code::peer_lost and deadline_exceeded, and
+//     throws if a lane cannot be made. Pieces without an answer when the call returns or throws are `late`.
 //   - At most one write is outstanding per (client, channel). A channel is reused only when the outcome of its last
 //     write is known.
 //   - At most `senders` permits for large transfers (READ answers of more than kHoldFrom bytes) are in use. A permit
@@ -41,7 +41,7 @@ struct Route {
 };
 
 struct EngineOptions {
-  unsigned lanes = 8;                       // concurrent calls; more wait
+  unsigned lanes = 8;                       // concurrent calls; further calls wait
   unsigned senders = 2;                     // concurrent large transfers
   std::chrono::milliseconds connect{1000};  // limit for one connection
   bool local = true;                        // read chunks of nodes on this machine from their files

@@ -17,8 +17,8 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kRounds = 8;        // rounds of ReadPlacement::kAtOnce bytes that one advance receives
-constexpr std::size_t kMostParts = 1024;  // most iovecs of one sendmsg
+constexpr std::size_t kRounds = 8;        // maximum rounds, of ReadPlacement::kAtOnce bytes each, of one advance()
+constexpr std::size_t kMostParts = 1024;  // maximum number of iovecs of one sendmsg
 
 ReadEntry read_entry(const Piece& piece) {
   ReadEntry entry;
@@ -323,7 +323,7 @@ bool Link::land() {
 }
 
 // Reads a local answer's bytes from the files. If more than kLocalTime has passed since the request, the node may have
-// reused the extents meanwhile: then the bytes do not count, and the pieces are `late`.
+// reused the extents meanwhile. Then the bytes do not count, and the pieces are `late`.
 bool Link::read_local(std::vector<Request>& answered) {
   if (!local_->take(landing_)) return false;
   local_->read(landing_);

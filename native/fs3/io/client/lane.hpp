@@ -7,7 +7,7 @@
 // Invariants
 //   - A piece in a posted request has an outcome once the request is in `answered`. If the link broke, the outcome is
 //     `lost`, unless the piece's own answer had arrived.
-//   - A protocol violation by the peer breaks the link; its bytes never count as an answer.
+//   - A protocol violation by the peer breaks the link; the offending frame never counts as an answer.
 //   - A held request becomes ready at most once; afterwards it is answered only after `go`.
 //   - A link that is not idle at the end of a call is closed, because the caller may reuse the memory of its answers.
 #pragma once
@@ -46,7 +46,7 @@ struct Request {
 
 class Link {
  public:
-  // Takes the descriptor. `local`: read chunks on this machine from their files, if the connection allows it.
+  // Takes ownership of `fd`. `local`: read chunks on this machine from their files, if the connection allows it.
   explicit Link(int fd, bool local = false);
   ~Link();
   Link(const Link&) = delete;

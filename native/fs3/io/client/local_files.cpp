@@ -16,7 +16,7 @@
 namespace ff::fs3::io {
 namespace {
 
-constexpr std::size_t kLarge = std::size_t{1} << 20;  // bytes of a piece that takes longer than waking a thread for it
+constexpr std::size_t kLarge = std::size_t{1} << 20;  // reading so many bytes takes longer than waking a thread
 constexpr unsigned kThreads = 4;                      // threads of a caller: more do not raise the memory bandwidth
 
 }  // namespace
@@ -112,7 +112,7 @@ void LocalFiles::read_part(ReadPlacement& landing) {
   }
 }
 
-// Reads from the page cache; returns 0 if it lacks the first byte.
+// Reads from the page cache; returns 0 if the page cache lacks the first byte.
 std::size_t LocalFiles::read_some(int file, std::span<const iovec> parts, std::uint64_t position) {
   const ssize_t got =
       ::preadv2(file, parts.data(), static_cast<int>(parts.size()), static_cast<off_t>(position), RWF_NOWAIT);

@@ -26,14 +26,14 @@ class LocalFiles {
   LocalFiles(const LocalFiles&) = delete;
   LocalFiles& operator=(const LocalFiles&) = delete;
 
-  static bool possible(int socket);  // whether the socket connects processes of one machine
+  static bool possible(int socket);  // true if the socket connects processes of one machine
 
   // Like recv with MSG_DONTWAIT; keeps the received descriptors.
   ssize_t receive(int socket, std::byte* to, std::size_t bytes);
   // For a frame that is no local answer: returns false if descriptors came with the frame.
   bool none_came() const { return came_.empty(); }
   // Puts the received descriptors into the slots that a local answer's places name. Returns false if there are too few
-  // or too many.
+  // or too many descriptors.
   bool take(const ReadPlacement& landing);
   // Reads all bytes of the answer, large pieces by several cores. Unreadable bytes become zeros, which the CRCs reveal.
   void read(ReadPlacement& landing);

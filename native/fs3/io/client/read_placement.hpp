@@ -1,6 +1,6 @@
 // Destinations of the bytes of a READ's answer. A block that was requested whole goes straight into the caller's
-// memory; a block that was requested in part goes through scratch memory. Pure: the socket's owner asks for places,
-// fills them and reports how many bytes came.
+// memory; a block that was requested in part goes through scratch memory. This class does no I/O: the socket's owner
+// asks for places, fills them and reports how many bytes came.
 //
 // Thread contract: one thread at a time.
 // Invariants
@@ -8,8 +8,8 @@
 //     core that copied them; later they would come from a slower cache, or from another core.
 //   - A piece has an outcome once all its bytes have arrived: ok or mismatch, with zeros where the chunk has no bytes;
 //     or the status that the answer gives. All other pieces are `open`.
-//   - `crc` of an ok piece is combined from the CRCs with which its blocks were compared, so no byte of a whole block
-//     is summed twice. The requested part of a block in scratch memory is summed again.
+//   - `crc` of an ok piece is combined from the CRCs with which its blocks were compared. So the CRC of a whole block
+//     is computed once. For a block in scratch memory, the CRC of the requested part is computed again.
 #pragma once
 
 #include <sys/uio.h>
@@ -39,7 +39,7 @@ class ReadPlacement {
   }
   std::size_t piece() const { return at_; }
   std::size_t pieces() const { return pieces_.size(); }
-  std::size_t position() const { return position_ + came_; }  // offset of the next byte in that piece's bytes
+  std::size_t position() const { return position_ + came_; }  // offset of the next byte in the bytes of piece()
   std::size_t bytes(std::size_t piece) const { return answers_[piece].length; }
   // Reports that the next `bytes` bytes are in their places. Compares each block that is now complete with its CRC.
   void landed(std::size_t bytes);

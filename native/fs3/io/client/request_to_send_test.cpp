@@ -217,7 +217,7 @@ void a_deadline_gives_everything_back() {
   CHECK(scene.engine->read(pieces, Clock::now() + 50ms) == 2);
   CHECK(pieces[0].outcome == Outcome::late && pieces[1].outcome == Outcome::late);
   scene.all_free();
-  auto waiting = scene.pieces({0, 1, 2});  // one node got `go`, the others wait for its permit
+  auto waiting = scene.pieces({0, 1, 2});  // one node got `go`, the other nodes wait for the permit
   CHECK(scene.engine->read(waiting, Clock::now() + 50ms) >= 1);
   scene.all_free();
   gate.unlock();

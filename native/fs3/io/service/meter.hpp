@@ -15,8 +15,8 @@ namespace ff::fs3::io {
 
 class Meter {
  public:
-  // Bucket n counts durations below 2^(kFirst + n) ns and at least half of that; the last bucket counts all longer
-  // ones.
+  // Bucket n counts durations from 2^(kFirst + n - 1) to below 2^(kFirst + n) ns. The first bucket also counts all
+  // shorter durations, the last bucket all longer ones.
   static constexpr int kFirst = 13;
   static constexpr std::size_t kBuckets = 22;
 

@@ -1,5 +1,5 @@
-// Permits for large transfers ("request to send" of the paper): they bound how many nodes and answers may send at a
-// time.
+// Permits for large transfers ("request to send", docs/internals/fs3-service.md): they bound how many nodes and answers
+// may send at a time.
 //
 //   direct: if few nodes are asked for large transfers, a node may send at any time; its answers share one permit
 //   ask:    an answer that a node holds in memory takes one permit, in the order in which answers become ready

@@ -45,7 +45,7 @@ void leaving_returns_the_unread_grants() {
   Permits permits(1);
   const Wake first, second;
   CHECK(permits.ask(first.fd) && !permits.ask(second.fd) && !permits.ask(second.fd) && !permits.ask(first.fd));
-  permits.give_back();  // goes to the second, which does not look
+  permits.give_back();  // granted to `second`, which does not read its eventfd
   CHECK(permits.leave(second.fd) == 1 && second.told() == 0 && first.told() == 0);
   permits.give_back();
   CHECK(first.told() == 1 && permits.leave(first.fd) == 0);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kSendfile = std::size_t{64} << 10;  // from this size on bytes are sent by sendfile
 
-// Copies the bytes if all of them are in the page cache; else starts reading them from the disk.
+// Copies the bytes if all of them are in the page cache. Otherwise starts reading them from the disk.
 bool copy_cached(int file, const store::Reading& reading, std::byte* to) {
   const iovec part{to, reading.length};
   if (::preadv2(file, &part, 1, static_cast<off_t>(reading.position), RWF_NOWAIT) ==
@@ -170,7 +170,7 @@ void Service::fetched(ReadJob& job) {
   auto targets = job.targets;
   targets.erase(std::unique(targets.begin(), targets.end()), targets.end());
   if (!connection->holding.keep(std::move(job))) return;
-  for (const auto& target : targets) {  // a target removed meanwhile: its `forget` may have been called too early
+  for (const auto& target : targets) {  // remove() of a target may have called `forget` before `keep`
     if (target && of_id(target->id()) != target) connection->holding.forget(*target);
   }
   answer(connection, std::move(outgoing));
@@ -337,8 +337,8 @@ bool Service::message(const Shared& connection, Frame& frame) {
            : content.crcs.size() != pieces(offset, static_cast<std::uint32_t>(content.bytes.size()))) {
     return false;
   }
-  // Only WRITEs are compared here. The sender compared whole contents when it read them from its disk, and every later
-  // read compares them.
+  // Only bytes of WRITEs are compared with their CRCs here. The sender of whole chunks compared them when it read them
+  // from its disk, and every later read compares them again.
   if (written && !holds(content.bytes, offset, std::as_bytes(std::span(content.crcs)))) {
     ++mismatched_;
     return false;

@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::uint64_t kJobs = 0;  // epoll data of `jobs_ready_`; connection ids start at 1
 
-// Maximum number of waiting bytes that the thread that made an answer sends on its own. It leaves more bytes to a
-// worker, because it may hold a target's lock.
+// Maximum number of waiting bytes that the thread that made an answer sends on its own. The thread leaves more bytes to
+// a worker, because the thread may hold a target's lock.
 constexpr std::size_t kMostOwnBytes = std::size_t{64} << 10;
 
 int made(int fd, const char* what) {

@@ -38,7 +38,7 @@ class Peers;
 
 struct ServiceOptions {
   unsigned workers = 0;                          // 0: cores + 4, at most 32
-  std::size_t buffers = std::size_t{256} << 20;  // most bytes of payload in flight
+  std::size_t buffers = std::size_t{256} << 20;  // maximum bytes of payload in flight
 };
 
 struct ServiceStatistics {
@@ -120,7 +120,8 @@ class Service {
   void query(const Shared& connection, const Frame& frame);
   void report(const Frame& frame);
   using Targets = std::vector<std::shared_ptr<Target>>;
-  // Local targets of a chain: all of them; the head; a serving one. If none qualifies, any target, which then refuses.
+  // Local targets of a chain: all targets; the head; a serving target. If no target is the head or serves, the
+  // functions return any target of the chain, which then refuses the request.
   Targets of_chain(std::uint32_t chain) const;
   std::shared_ptr<Target> head_of(std::uint32_t chain) const;
   std::shared_ptr<Target> serving(std::uint32_t chain);

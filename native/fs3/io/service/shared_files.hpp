@@ -37,9 +37,8 @@ class SharedFiles {
 
   explicit SharedFiles(FrameConnection& line) : line_(line) {}
 
-  // Answers a READ with places and queues the answer on the line. Returns false, and changes nothing, if the answer
-  // must be sent as bytes.
-  // `targets[n]` has the file of `readings[n]`.
+  // Answers a READ with places and queues the answer on the line. `targets[n]` has the file of `readings[n]`. Returns
+  // false, and changes nothing, if the answer must be sent as bytes.
   bool give(std::uint64_t request, std::vector<store::Reading>& readings,
             std::vector<std::shared_ptr<Target>>& targets);
   bool done(std::uint32_t count);      // `count`: answers that the client has read so far; false: impossible count

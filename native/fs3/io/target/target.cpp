@@ -14,7 +14,7 @@ namespace {
 using replica::Op;
 
 constexpr std::size_t kIncomplete = 0;  // index of the state word that is not 0 while the store is incomplete
-constexpr auto kFullPause = std::chrono::milliseconds(50);  // backoff of writes that the full log refused
+constexpr auto kFullPause = std::chrono::milliseconds(50);  // delay of the next sync while the log is full
 constexpr std::size_t kAside = std::size_t{256} << 10;      // another thread writes payloads of at least this size
 constexpr auto kIdleSync = std::chrono::milliseconds(500);  // delay of the sync if no caller waits for the changes
 
@@ -106,7 +106,7 @@ void Target::check_lease(Work& work) {
   step_locked(replica::Lease{runs, lease_version_}, work);
 }
 
-// Writing a large payload takes about as long as receiving it. Another thread writes, so that this one can receive.
+// Writing a large payload takes about as long as receiving it. Another thread writes it while this thread receives.
 void Target::do_work(Work& work) {
   for (auto& [apply, content] : work.applies) {
     if (content.bytes.size() < kAside) give(apply, content);
@@ -402,16 +402,16 @@ void Target::carry_out(const replica::Action& action, Work& work) {
       action);
 }
 
-// Called after a Commit or Drop. A refusal means that the replica's view of the store is wrong, so it gets no more
-// events and no more questions.
+// Called after a Commit or Drop. If the store refused it, the replica's view of the store is wrong. The target then
+// ignores all events and requests.
 void Target::accepted(Status status, Work& work) {
   if (status == Status::ok || std::exchange(refused_, true)) return;
   if (changed_) work.calls.push_back(changed_);
   queued_.notify_all();
 }
 
-// "Not complete" comes first in the log, and "complete" last: a crash in between leaves a store that is resynced from
-// scratch.
+// A Mark first logs that the store is incomplete; its Conclude logs last that the store is complete. So a crash in
+// between leaves an incomplete store, which is resynced from scratch.
 void Target::carry_out(const replica::Mark&) {
   auto words = store_.state();
   words[kIncomplete] = 1;

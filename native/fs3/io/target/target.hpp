@@ -7,8 +7,8 @@
 // Thread contract: all calls from any thread. Each callback is called exactly once, from any thread, without the lock.
 // Callbacks pending at `stop` are called with stale_routing. The MessageSender must not call back from within `post`.
 // Invariants
-//   - The actions of one step begin in their order, before the actions of the next step. Only an Apply may begin later,
-//     because the replica requests no action that depends on an Apply before its Applied.
+//   - The actions of one step begin in their order, before the actions of the next step. Only an Apply may begin later:
+//     the replica requests no action that depends on the Apply before it gets the event Applied.
 //   - No answer is sent and no read begins after the lease has ended; the lease is checked once for the reads of a
 //     frame.
 #pragma once
@@ -72,7 +72,8 @@ class Target : public std::enable_shared_from_this<Target> {
   void start();  // starts the syncer
   void stop();
 
-  // The target's role in its chain as of its last step; a service with several targets of a chain chooses by it.
+  // The target's role in its chain as of its last step. A service with several targets of one chain chooses a target by
+  // role.
   enum class Role : std::uint8_t { none, serving, head };
   Role role() const { return role_.load(std::memory_order_relaxed); }
 
@@ -96,7 +97,7 @@ class Target : public std::enable_shared_from_this<Target> {
   void last(const QueryEntry& entry, QueryAnswer& answer);
   int descriptor(store::File file) const { return disk_->descriptor(file); }
   // Reads a chunk whose bytes may fail their CRCs, and repairs it if they do. While this target serves, it rechecks a
-  // damaged chunk every few seconds until the chunk is whole, because no replica may have had intact bytes before.
+  // damaged chunk every few seconds until the chunk is whole. An earlier repair fails if no replica has intact bytes.
   void suspect(ChunkId chunk);
 
   // Findings of damage since the last call.

@@ -270,7 +270,7 @@ void a_failed_sync_is_reported_although_no_caller_waits() {
   CHECK(bench.target->report().failed);
 }
 
-// A Commit that the store refuses: the replica's view of the store is wrong from then on, so it does nothing more.
+// After the store has refused a Commit, the replica's view of the store is wrong, so the target does nothing more.
 void a_target_whose_commit_was_refused_says_nothing_more() {
   Bench bench;
   const auto update = begin_write(bench, "some bytes");

@@ -226,7 +226,8 @@ FrameConnection::Pushed FrameConnection::push_one(const Outgoing& front, std::si
   return {.full = full, .broke = !again && !full};
 }
 
-// Breaks the connection. An unreadable file breaks it too, because the answer has begun. REQUIRES: mutex_.
+// Breaks the connection. An unreadable file breaks it, too, because part of the answer is sent already.
+// REQUIRES: mutex_.
 void FrameConnection::fail() {
   broken_ = true;
   std::deque<Outgoing> gone;

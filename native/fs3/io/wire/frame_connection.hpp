@@ -27,7 +27,7 @@ namespace ff::fs3::io {
 struct Frame {
   Head head;
   std::vector<std::byte> table;
-  Buffer payload;  // its first head.payload_bytes bytes
+  Buffer payload;  // only the first head.payload_bytes bytes are the payload
 };
 
 // Bytes to send, from memory or from a range of a file. The objects in `holds` live until the bytes are sent.
@@ -51,11 +51,11 @@ struct Outgoing {
 class FrameConnection {
  public:
   static constexpr std::size_t kInbox = std::size_t{64} << 10;
-  static constexpr std::size_t kMostWaiting = std::size_t{8} << 20;  // bytes; above it requests are not read
+  static constexpr std::size_t kMostWaiting = std::size_t{8} << 20;  // bytes; while more bytes wait, no request is read
 
   using Pools = std::function<Pool&(const Head&)>;  // chooses the pool for a frame's payload
 
-  FrameConnection(int fd, Pools pools);  // takes the descriptor, which must not block
+  FrameConnection(int fd, Pools pools);  // takes ownership of `fd`, which must be non-blocking
   ~FrameConnection();
   FrameConnection(const FrameConnection&) = delete;
   FrameConnection& operator=(const FrameConnection&) = delete;

@@ -1,4 +1,4 @@
-// Messages between replicas, encoded as the tables of `message` frames. Pure.
+// Messages between replicas, encoded as the tables of `message` frames. All functions are pure.
 //
 // table: u32 to (target) | u8 which alternative | u8 3 zeros | fields in order | CRCs of the contents, if any
 //

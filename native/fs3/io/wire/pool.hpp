@@ -42,8 +42,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns a buffer for `bytes`; none while the bound would be exceeded. If no buffer is in use, `bytes` may exceed
-  // the bound, so that no caller waits forever.
+  // Returns a buffer for `bytes`, or an empty Buffer if the bound would be exceeded. If no buffer is in use, `bytes`
+  // may exceed the bound, so that no caller waits forever.
   Buffer take(std::size_t bytes);
   // Calls `retry` once: when a buffer is returned, from the returning thread, or at once if no buffer is in use.
   void when_free(std::function<void()> retry);

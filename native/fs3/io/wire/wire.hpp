@@ -3,7 +3,8 @@
 //
 //   | Head, 32 bytes | table: `table_bytes` | payload: `payload_bytes` |
 //
-// Invariant: a Head that `sound` accepts names sizes within the limits below, so that memory may be allocated for it.
+// Invariant: a Head that `sound` accepts names sizes within the limits below, so memory of these sizes may be
+// allocated.
 #pragma once
 
 #include <bit>
@@ -23,7 +24,7 @@ static_assert(std::endian::native == std::endian::little, "frames are structs as
 
 inline constexpr std::uint32_t kMagic = 0x31443346;  // "F3D1"
 inline constexpr std::size_t kMostEntries = 128;
-inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;  // bytes of a payload of several entries
+inline constexpr std::size_t kMostPayload = std::size_t{4} << 20;  // maximum bytes of a payload with several entries
 inline constexpr std::size_t kMostTable = std::size_t{1} << 20;
 inline constexpr std::size_t kMostCrcs = kLargestChunk / kBlock;  // CRCs of one entry
 
@@ -119,7 +120,7 @@ struct WriteAnswer {
 };
 static_assert(sizeof(WriteAnswer) == 16);
 
-// Asks for the chunk of an inode on a chain with the largest index up to `upto`. Also asks for the number of chunks in
+// Asks which of an inode's chunks on a chain has the largest index up to `upto`. Also asks for the number of chunks in
 // the row that ends at this chunk: existing chunks whose indexes are `stride` apart.
 struct QueryEntry {
   std::uint64_t inode = 0;

@@ -211,7 +211,8 @@ void statfs(fuse_req_t req, fuse_ino_t inode) {
 
 // Extended attributes
 
-bool kernels_own(const char* name) {  // the kernel asks before each write; fs3 has no capabilities and no POSIX ACLs
+// True for attributes that the kernel asks for before each write. fs3 has no capabilities and no POSIX ACLs.
+bool kernels_own(const char* name) {
   return std::strncmp(name, "security.", 9) == 0 || std::strncmp(name, "system.", 7) == 0;
 }
 
@@ -384,7 +385,7 @@ std::int64_t fill(fuse_req_t req, fuse_ino_t inode, OpenedDirectory& directory, 
   for (auto at = static_cast<std::size_t>(offset);; ++at) {
     fuse_entry_param entry = {};
     const char* name = nullptr;
-    if (at < 2) {  // `ino` 0: the kernel gets no new name
+    if (at < 2) {  // `ino` 0: the kernel does not cache this entry
       name = kDots[at];
       entry.attr.st_ino = inode;
       entry.attr.st_mode = S_IFDIR;

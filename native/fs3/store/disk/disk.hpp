@@ -3,10 +3,10 @@
 //
 // Thread contract: every call from any thread. Reads and writes of disjoint bytes of one file run concurrently. The
 // result of a concurrent write and read of the same bytes is unspecified.
-// Durability: a write, truncate or punch is durable once a sync of its file that began after it returns. A created,
-// renamed or removed name is durable once a sync_names that began after it returns. Before that, a power cut keeps any
-// part of these changes, in whole sectors of kSector bytes. A failed sync may have lost its data for ever: the caller
-// must not assume that a later sync writes the data.
+// Durability: a write, truncate or punch becomes durable when a sync of the file returns that began after the change. A
+// created, renamed or removed name becomes durable when a sync_names returns that began after the change. Before that,
+// a power cut keeps any part of these changes, in whole sectors of kSector bytes. A failed sync may have lost its data
+// for ever: the caller must not assume that a later sync writes the data.
 // Errors are ff::Error: no_space (ENOSPC, EDQUOT) or storage; a failed call may have done part of its work.
 #pragma once
 

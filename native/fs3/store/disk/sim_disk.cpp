@@ -69,7 +69,7 @@ struct SimDisk::Image {
 
 struct SimDisk::Change {
   enum class What : std::uint8_t { write, punch, truncate } what;
-  std::uint64_t offset = 0, bytes = 0;  // range; that of a write is whole sectors
+  std::uint64_t offset = 0, bytes = 0;  // changed range; for a write, whole sectors
   std::uint64_t size_after = 0;         // size of the file after the whole change
   std::vector<unsigned char> contents;  // bytes of the range after a write
 };
@@ -120,7 +120,7 @@ struct SimDisk::Inode {
 };
 
 struct SimDisk::NameChange {
-  std::string from, to;          // created: from empty; removed: to empty
+  std::string from, to;          // created: `from` is empty; removed: `to` is empty
   std::shared_ptr<Inode> inode;  // what `to` names
 
   void apply(std::map<std::string, std::shared_ptr<Inode>>& names) const {

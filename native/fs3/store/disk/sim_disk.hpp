@@ -25,12 +25,12 @@ class SimDisk final : public Disk {
   ~SimDisk() override;
 
   // Keeps all, none or some sectors of each unsynced change, at random; the same for changes of names. Closes all
-  // handles and ends fail(). The store that used the disk must be destroyed or failing.
+  // handles and ends fail(). The store that used the disk must be destroyed or have failed.
   void power_cut(std::uint64_t seed);
   // Ends the process but not the machine: closes handles, ends fail(), keeps every byte, synced or not.
   void crash();
-  // Loses one of the next few writes that a sync makes durable (old bytes stay), or puts it to a wrong place in the
-  // same or another file, though the sync succeeds. Readers see the actual bytes at once.
+  // Loses one of the next few writes that a sync should make durable (old bytes stay), or writes it to a wrong place in
+  // any file. The sync succeeds nevertheless. Readers see the actual bytes at once.
   void lie(std::uint64_t seed);
   // Makes `times` calls fail after `after` more calls (including reads). A failed write has done part of its work; a
   // failed sync has kept part of its data and loses the rest. Only calls that take space fail with ENOSPC. Fault::none

@@ -50,7 +50,7 @@ class Index {
   const IndexEntry* find(ChunkId chunk) const { return const_cast<Index*>(this)->find(chunk); }
   const IndexEntry* first() const { return leaves_.empty() ? nullptr : &leaves_.begin()->second->entries[0]; }
   const IndexEntry* after(ChunkId chunk) const;  // the first entry with a larger id
-  // Passes entries to `each`, from the one at or before `chunk` downwards, until it returns false.
+  // Passes entries to `each`, from the one at or before `chunk` downwards, until `each` returns false.
   template <class Each>
   void down(ChunkId chunk, Each each) const;
   void put(const IndexEntry& entry);  // inserts the entry, or replaces the one with the same id

@@ -22,14 +22,15 @@ struct Record {
   enum Flags : std::uint8_t {
     kCommitted = 1,
     kRemoves = 2,
-    kAnyBase = 4,  // drops a pending version
+    kAnyBase = 4,  // the record drops the chunk's pending version, if there is one
   };
   RecordKind kind = RecordKind::begin;
   std::uint8_t flags = 0;
   std::uint64_t sequence = 0;
-  std::uint32_t place = 0;  // position in its batch: the records up to sequence - place - 1 were durable before
-  // APPLY: all; COMMIT, DROP: chunk, version; FLOOR: version; TAG: tag, chunk, version, length; FORGET: tag.client;
-  // DAMAGED: version is 1 or 0
+  // Position in its batch. When the batch was written, all records up to sequence - place - 1 were durable.
+  std::uint32_t place = 0;
+  // The fields below that a record has. APPLY: all up to `tag`; COMMIT, DROP: chunk, version; FLOOR: version; TAG: tag,
+  // chunk, version, length; FORGET: tag.client; STATE: words; DAMAGED: version (1 or 0).
   ChunkId chunk;
   Version version = 0;
   ChainVersion chain_version = 0;
@@ -43,7 +44,7 @@ struct Record {
   std::array<std::uint64_t, 4> words{};  // STATE
 };
 
-// Identity of a log, for the CRCs of its records: no record verifies in another store, file or place.
+// Identity of a log. The CRCs of records depend on it, so that no record verifies in another store, log or position.
 struct LogPlace {
   std::uint64_t salt;                                 // salt of the store
   std::uint64_t number;                               // number of the log
@@ -63,7 +64,7 @@ class LogWalk {
   // Returns the next record; none at the end of the log. If its sequence is larger than expected, the records in
   // between are damaged in the log and in the copy.
   std::optional<Record> next();
-  std::optional<std::uint64_t> first_sequence() const;  // of the first record, if it is valid
+  std::optional<std::uint64_t> first_sequence() const;  // sequence of the first record, if that record is valid
   std::uint64_t expected() const { return expected_; }  // sequence of the next record
   std::uint64_t position() const { return position_; }  // the end of the last record
   bool damaged() const { return damaged_; }

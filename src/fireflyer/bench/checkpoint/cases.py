@@ -59,7 +59,7 @@ class Saver(ABC):
 
     @abstractmethod
     def save(self, state: State) -> Saved:
-        """Saves the state; no earlier save exists at that time."""
+        """Saves the state. The folder must not hold an earlier save."""
 
     def clear(self) -> None:
         """Removes the saved files."""
@@ -151,8 +151,8 @@ class DcpAsync(Dcp):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        # Every other feature of StagingOptions needs an accelerator, or shared memory for a second
-        # process.
+        # All features of StagingOptions are off: each needs an accelerator, or a second process
+        # with shared memory.
         self._stager = DefaultStager(
             StagingOptions(
                 use_pinned_memory=False,
@@ -203,7 +203,7 @@ class Safetensors(Saver):
     """save_file and load_file of safetensors.
 
     By default load_file only maps the file and reads nothing. The time of `load_mapped` ends when
-    one value of every page has been touched. `load` requests that load_file reads, and `load_into`
+    one value of every page has been touched. `load` makes load_file read the file. `load_into`
     copies from the mapping.
 
     Raises:

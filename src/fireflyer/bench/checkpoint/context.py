@@ -73,7 +73,7 @@ class Setting:
 
     @cached_property
     def state(self) -> State:
-        """Returns the state, created at the first use; groups may leave other values in it."""
+        """Returns the state, created at the first use. A group of cases may change its values."""
         self.say(f"a state of {size_text(self.spec.size)}")
         return states.gpt_state(self.spec.size)
 

@@ -1,5 +1,5 @@
-"""Stand-ins for training in the checkpoint benchmark: the cost of saves to a job that keeps
-computing."""
+"""Stand-ins for training jobs in the checkpoint benchmark. They show by how much saves slow a job
+that keeps computing."""
 
 import os
 import time

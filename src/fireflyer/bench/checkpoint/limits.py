@@ -32,8 +32,8 @@ class Memcpy(TimedProcess):
 
     def __init__(self, size: int) -> None:
         self.threads = len(os.sched_getaffinity(0))
-        # Above the threshold, glibc copies from two pages in turn. Far above it, glibc copies from
-        # four, so the threshold is half of a thread's share.
+        # Above the threshold, glibc copies from two pages in turn; far above it, from four. This
+        # benchmark wants two pages, so the threshold is half of the bytes that a thread copies.
         threshold = max(_LEAST_THRESHOLD, min(size, _BUFFER) // self.threads // 2)
         super().__init__(
             "copies memory",

@@ -93,7 +93,7 @@ def _against(
     *,
     with_limit: bool = False,
 ) -> list[Row]:
-    """Returns a row for each method of a peer, after a row for the limit if one is requested."""
+    """Returns a row for each method of a peer. If `with_limit`, a row for the limit comes first."""
     candidates = {
         name: _loading(setting, mine, ours.folder)
         for name, mine in _ways_of(setting, ours).items()
@@ -194,8 +194,10 @@ def one(setting: Setting) -> list[Row]:
 
 
 def memory(setting: Setting) -> list[Row]:
-    """Measures the additional memory of a process: in a save, relative to the state, and in
-    load(into=)."""
+    """Measures the memory that a process needs in addition.
+
+    For a save, the value is relative to the size of the state. For load(into=), it is in MiB.
+    """
     place, spec = setting.disk, setting.spec
     case = setting.case("memory of a save / state", place)
     folder = setting.new_folder(place)

@@ -25,7 +25,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(folder: Path, size: int, rounds: int) -> Measured:
-    """Measures in this process, which must be new: a peak does not show memory that is reused."""
+    """Measures in this process, which must be new.
+
+    In an older process, a save could reuse memory that earlier work freed, and the peak would not
+    rise.
+    """
     manager = CheckpointManager(folder, keep=1)
     state = gpt_state(size)
     before = _status("VmRSS")

@@ -23,7 +23,7 @@ _MS = 1e3
 
 
 def stall(setting: Setting) -> list[Row]:
-    """Compares the stall of `save` with memcpy of the same bytes and the asynchronous peer."""
+    """Compares the stall of `save` with the asynchronous peer's, and with a memcpy of its bytes."""
     return [row for place in setting.places for row in _stall_at(setting, place)]
 
 
@@ -57,7 +57,7 @@ def _stall_at(setting: Setting, place: Place) -> list[Row]:
 
 
 def total(setting: Setting) -> list[Row]:
-    """Measures the time until a save is durable; the raw-write limit applies to disks."""
+    """Measures the time until a save is durable. Only disks have a limit: raw writes."""
     return [row for place in setting.places for row in _total_at(setting, place)]
 
 

@@ -82,7 +82,8 @@ class Mpi:
         return int(self._ask(f"check {self._case(collective, dtype, op)} {size} 1"))
 
     def close(self) -> None:
-        """Closes the ranks' pipes, so the ranks exit; terminates the launcher after 5 s."""
+        """Closes the ranks' pipes, so the ranks exit. Terminates a launcher that does not exit
+        within 5 s."""
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes = []

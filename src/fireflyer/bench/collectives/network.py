@@ -1,9 +1,10 @@
 """Allreduce between the hosts of a lab: bytes on the wire, and time against the line rate.
 
-The line rate is the payload rate of one raw TCP stream of the tensor's size between two hosts, in
-the same round. In an allreduce of S bytes among H hosts, each host must send 2S(H-1)/H. Therefore
-no float32 wire is faster than that number of bytes divided by the line rate. The hosts' network
-cards count the bytes, including headers and acknowledgements.
+A lab's hosts are network namespaces on this machine, joined by links of limited speed. The line
+rate is the payload rate of one raw TCP stream of the tensor's size between two hosts, in the same
+round. In an allreduce of S bytes among H hosts, each host must send 2S(H-1)/H bytes. Therefore an
+allreduce with a float32 wire takes at least the time of these bytes at the line rate. The hosts'
+network cards count the bytes, including headers and acknowledgements.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,7 @@ torch, and memcpy. All ranks run a limit at once, with one thread each. They use
 the tensors' size, so that the limit fits into the same caches. The bound of a call is its minimum
 bytes moved, divided by the limit with the same share of writes. That limit is `a += 1` for an
 in-place allreduce (as many writes as reads), `a += b` for other reductions, and memcpy for pure
-moves. The number of cores that the ranks had during the additions shows if the machine was quiet.
+moves. The number of cores that the ranks had during `a += b` shows whether the machine was quiet.
 """
 
 import ctypes

@@ -55,7 +55,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Choice:
-    """Algorithm, and the maximum number of lanes that it may use (0: all)."""
+    """Algorithm, and the maximum number of lanes that it may use (0: all).
+
+    Lane k consists of the k-th rank of each host.
+    """
 
     algorithm: str
     lanes: int
@@ -88,7 +91,7 @@ def choices(kind: str, default: Choice, ranks_per_host: int) -> list[Choice]:
 
 
 def pick(times: Mapping[Choice, float], default: Choice) -> Choice:
-    """Returns the fastest choice if it beats the default by more than noise, else the default."""
+    """Returns the fastest choice if it beats the default by more than MARGIN, else the default."""
     best = min(times, key=lambda choice: times[choice])
     return default if times[default] <= MARGIN * times[best] else best
 
@@ -213,7 +216,7 @@ def _measure(session: Session, spec: Spec, kind: str, size: int) -> dict[Choice,
 def _following(session: Session, follow: Callable[[], None], call: Callable[[], object]) -> Run:
     """Returns a run that calls `follow`, which sets the rules, and then times `call`.
 
-    An untimed call before sets up the plan and the links.
+    Before that, the run makes an untimed call, which sets up the plan and the links.
     """
 
     def run(calls: int) -> Timing:

@@ -73,7 +73,7 @@ def _large_reads(reader: Reader, count: int) -> Rate:
 def local(setting: Setting) -> list[Row]:
     """Measures 4 MiB reads on the node that stores the bytes, against pread of the same bytes.
 
-    Both read into reused memory.
+    Our client and pread both read into reused memory.
     """
     count = setting.sizes.reads
     case = f"{size_text(BLOCK)} reads on the same node"
@@ -118,7 +118,8 @@ def small(setting: Setting) -> list[Row]:
         client = stack.enter_context(files.attach())
         setting.say(f"{case}: writing {size_text(setting.sizes.data)}")
         setting.put(client, "/data")
-        with client.open("/data") as file:  # fill the page cache in large pieces, as writes do
+        with client.open("/data") as file:
+            # Reads in large pieces fill the page cache with large folios, as writes to raw.bin do.
             for at in range(0, file.size, BLOCK):
                 file.pread(BLOCK, at)
         candidates = {"ours": _small_reads(client, count, seeds)}

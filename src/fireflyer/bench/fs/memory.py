@@ -24,7 +24,10 @@ def memory(setting: Setting) -> list[Row]:
 
 
 def _index(setting: Setting) -> Row:
-    """Measures the index per chunk; chunks arrive in random order, which leaves the most slack."""
+    """Measures the memory of the index per chunk.
+
+    Chunks arrive in random order, which leaves the most unused space in the index.
+    """
     count = setting.sizes.files // 4
     setting.say(f"index of {count:,} chunks")
     chunks = store.Store(store.SimDisk(1))
@@ -44,7 +47,8 @@ def _index(setting: Setting) -> Row:
 
 
 def _metadata(setting: Setting) -> list[Row]:
-    """Measures the process of manager and metadata; another process holds the chunks."""
+    """Measures the memory of the process of manager and metadata. Another process holds the
+    chunks."""
     files = setting.sizes.files
     with FileSystem(setting.work / "memory", nodes=1) as system, system.attach() as client:
         fill(client, files, setting)
@@ -54,8 +58,12 @@ def _metadata(setting: Setting) -> list[Row]:
 
 
 def fill(client: Client, files: int, setting: Setting, first: int = 0) -> None:
-    """Creates empty files, 10,000 per directory, and stats each once; `first` of them already
-    exist."""
+    """Creates empty files, 10,000 per directory, and stats each once.
+
+    Args:
+        files: number of files afterwards.
+        first: number of files that already exist.
+    """
     for at in range(first, files, _A_CALL):
         directory = f"/d{at // _A_DIRECTORY}"
         if at % _A_DIRECTORY == 0:

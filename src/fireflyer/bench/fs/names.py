@@ -21,7 +21,7 @@ CLIENTS = 4
 CALLERS = 64
 STAT_BATCH = 256
 _PEER_SHARE = {"juicefs": 8, "moosefs": 2}
-"""Divisors of the number of files per round, because peers are slower."""
+"""Factor by which a peer creates fewer files per round than we do, because peers are slower."""
 
 Rate = Callable[[], float]
 

@@ -29,7 +29,7 @@ from fireflyer.hai.model import TaskSpec
 RANKS = 8
 
 IDLE_S = 3.0
-"""Seconds during which only the followers load the server; the baseline for their cost."""
+"""Seconds during which only the followers load the server. They show the cost of the followers."""
 
 WRITER = """\
 import sys, time

@@ -141,7 +141,7 @@ async def _start(folder: Path, number: int) -> tuple[int, int]:
 
 
 def _first_task(folder: Path, rounds: int) -> Row:
-    """Measures one `fireflyer run`: from its start, without a server, to the end of the task."""
+    """Measures one `fireflyer run` from its start, when no server runs, to the end of the task."""
     took: list[float] = []
     for number in range(min(rounds, 5)):
         home = folder / f"first{number}"

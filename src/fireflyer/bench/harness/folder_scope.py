@@ -11,7 +11,7 @@ class FolderScope(ABC):
 
     Attributes:
         folder: folder of the services; `close` removes it.
-        inner: folder to make, `folder` itself or below it.
+        inner: folder to make: `folder` itself or a folder below it.
     """
 
     folder: Path

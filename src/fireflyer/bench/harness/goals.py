@@ -7,7 +7,7 @@ required value and the aim.
 K, M = 1 << 10, 1 << 20
 SIZES = (64 * K, M, 16 * M, 128 * M)
 
-# Ratios to gloo by memory, one for each of SIZES: of 2 or 4 ranks, and of 8 ranks.
+# Required ratios to gloo by memory, one for each of SIZES: first for 2 or 4 ranks, then for 8.
 _FEW_RANKS = {"zero-copy": (40, 22, 9, 8), "staged": (30, 12, 6, 5.5)}
 _OVERSUBSCRIBED = {"zero-copy": (80, 28, 8, 8), "staged": (60, 14, 4.3, 4.3)}
 _MPI_TIMES = (1.1, 0.9, 0.4, 0.2)  # maximum times relative to MPI's, one for each of SIZES
@@ -19,7 +19,8 @@ ASYNC_CALL_US = 20.0
 NIC_BYTES = 1 / 1.02
 """Required ratio: the minimum bytes of an allreduce, relative to the bytes that a host sends."""
 LINE_RATE = 1 / 1.06
-"""Required ratio: the minimum bytes at the line rate, relative to the time of an allreduce."""
+"""Required ratio: the time of the minimum bytes at the line rate, relative to the time of an
+allreduce."""
 _WIRES = {"bf16": 1.9, "fp16": 1.9, "int8": 3.5}
 _FLAT_GLOO = {"contiguous": 1.65, "round-robin": 6.5}
 
@@ -131,7 +132,7 @@ def checkpoint(case: str, peer: str) -> float | None:
 
 
 INDEX_BYTES = 128.0
-"""Maximum memory of the index for each chunk."""
+"""Maximum bytes of the index per chunk."""
 MILLION_MIB = 200.0
 """Maximum memory of the process of manager and metadata with a million files."""
 _FS = {
@@ -167,7 +168,7 @@ def mount(case: str, peer: str) -> tuple[float, float]:
 
 
 Shares = tuple[float, float] | None
-"""Required maximum of a ratio, and the aim; None without a goal."""
+"""Required maximum of a ratio, and the aim. None if there is no goal."""
 _STEP = {
     ("0.45", "ddp"): (0.87, 0.80),
     ("0.45", "ddp, bf16"): (0.52, 0.42),
@@ -190,8 +191,8 @@ WIRE_LOSS_PERCENT = 0.5
 MODEL_ERROR_PERCENT = 10.0
 """Maximum deviation of the predicted step time from the measured step time."""
 SHARDED_MEMORY = 1.05
-"""Maximum of a rank's bytes of parameters, gradients and optimizer states, relative to 1/ranks of
-the total."""
+"""Maximum memory of a rank for parameters, gradients and optimizer states, relative to an equal
+share of their total."""
 _EXPOSED = {("1", "ddp"): (0.35, 0.1)}
 
 
@@ -224,22 +225,24 @@ API_P99_S = 0.25
 """Maximum 99th percentile of a submission's time."""
 
 HAI_START_MS = 500.0
-"""Maximum time to start a rank on the local engine from nothing."""
+"""Maximum time to start the local engine and a rank on it."""
 HAI_MEMORY_MB = 25.0
 """Maximum memory of an attempt's supervisor."""
 HAI_DEATH_MS = 100.0
 """Maximum time until a dead rank is detected."""
 HAI_SUSPEND_MS = {"local": 1000.0, "slurm": 2000.0}
-"""Maximum time from the request to free nodes, without the task's own save."""
+"""Maximum time from a suspend request until the nodes are free, without the task's own save."""
 
 EXPERT_BYTES = (1 / 1.02, 1 / 1.005)
-"""Required ratio and aim: one copy of a token per host, relative to the bytes that a host sends."""
+"""Required ratio and aim: the bytes of one copy of each token per host, relative to the bytes that
+a host sends."""
 EXPERT_TIME = (2.0, 2.5)
 """Required ratio and aim: dispatch and combine against all_to_all_single on gloo."""
 EXPERT_LOAD = (1 / 1.1, 1 / 1.05)
-"""Required ratio and aim: the lower bound of the greatest load, relative to the greatest load."""
+"""Required ratio and aim: a lower bound of the busiest device's load, relative to that load."""
 TENSOR_SAVED = 1.0
-"""Required ratio: the bytes that a host saves, relative to the bytes that it sends in a gather."""
+"""Required ratio: the bytes that a host no longer sends, relative to those of the naive form's
+gather."""
 TENSOR_TIME = (1.5, 1.8)
 """Required ratio and aim: a pair of 4-bit layers against the naive form."""
 PIPELINE_PREDICTED = (1 / 1.05, 1 / 1.02)
@@ -249,14 +252,15 @@ PIPELINE_TORCH = {"compute-bound": (1 / 1.02, 1.0), "communication-bound": (1 / 
 PLANNER_ERROR_PERCENT = (10.0, 5.0)
 """Allowed deviation of the planner from the paper's step times, and the aim."""
 PIPELINE_BYTES = (1.0, 1.0)
-"""Required ratio and aim: computed bytes relative to the bytes that a host sends."""
+"""Required ratio and aim: the bytes that the planner computes, relative to the bytes that a host
+sends."""
 
 FLOWS_SPEED = (10.0, 20.0)
 """Required ratio and aim for the speed at which the end times of flows are computed: our solver
 against SimGrid."""
 FLOWS_SECONDS = ((3.0, 1.0), (0.5, 0.2))
-"""Allowed seconds and aim to compute the end times of 15,000 flows: exactly, and with end times within
-1 % of each other merged."""
+"""Allowed seconds and aim to compute the end times of 15,000 flows. The first pair is for exact
+times, the second for a solver that merges ends within 1 % of each other."""
 
 ENVS = {
     (False, "PyPI envpool"): (1.0, 1.5),
@@ -273,10 +277,11 @@ EXPERTS = {
     "safetensors": (1.3, 1.6),
     "warm": (10.0, 15.0),
 }
-"""Required ratio and aim for switches between experts, to a cold expert and to a warm expert."""
+"""Required ratio and aim for the time of a switch to another expert. The key is the peer of a
+switch to a cold expert. "warm" is a switch to a warm expert, against torch.load."""
 
 PROF_FIRST_ROW_S = (1.0, 0.3)
-"""Allowed seconds from attaching to the first step's row, and the aim."""
+"""Allowed seconds between the attach and the row of the first step, and the aim."""
 PROF_PHASES_US = (50.0, 20.0)
 """Allowed microseconds that phases add to a step, and the aim."""
 PROF_SAMPLING_PERCENT = (2.0, 1.0)

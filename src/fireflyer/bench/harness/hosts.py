@@ -1,7 +1,8 @@
 """Ranks on the hosts of a lab, on virtual nodes of this machine, or on this machine as one host.
 
-An `Area` starts the ranks of a benchmark, in new processes for every call. A `Place` is the context
-of one rank. The hosts' network cards count the bytes, including headers and acknowledgements.
+A lab's hosts are network namespaces on this machine (fireflyer/lab). An `Area` starts the ranks of
+a benchmark, in new processes for every call. A `Place` is the context of one rank. The hosts'
+network cards count the bytes, including headers and acknowledgements.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ NN_DEFAULT = NN[:-2]
 SMALLEST_STATE = 4 << 20
 ORDERS = ("contiguous", "round-robin")
 WIRES = {"bf16": 2, "fp16": 2, "int8": 1}
-"""Bytes per element, without the scales of blocks."""
+"""Wire codecs, each with its bytes per element, without the scales of blocks."""
 
 
 def parse_names(text: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from fireflyer.errors import ConfigError, FireflyerError
 
-ROUND_S = 0.05  # target time per candidate and round, for at least LEAST_CALLS calls
+ROUND_S = 0.05  # target time per candidate and round; at least LEAST_CALLS calls run in any case
 LEAST_CALLS = 2
 MOST_CALLS = 5000
 SETTLED_S = 0.2  # a first call longer than this predicts the next calls well enough
@@ -43,9 +43,9 @@ def on_ranks(ranks: int, body: Callable[[int], Any]) -> Any:
     """Runs `body(rank)` in `ranks` forked processes and returns rank 0's result.
 
     Raises:
-        ConfigError: a rank raised it: the options cannot work on any rank.
+        ConfigError: a rank raised ConfigError, because the options cannot work on any rank.
         FireflyerError: a rank raised an error or died; the message names the first such rank. No
-            rank remains.
+            process of a rank remains.
     """
     context = get_context("fork")
     sys.stdout.flush()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Comparison; a ratio above 1 always means that ours is better."""
+    """Comparison of our value with a peer's. A ratio above 1 always means that ours is better."""
 
     case: str
     unit: str
@@ -127,7 +127,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Returns a row of a prediction's error in percent, against the allowed error.
 
         Args:
-            predicted, measured: source and seconds of each.
+            predicted, measured: name of the source, and seconds.
             allowed, aim: allowed and desired error, in percent.
         """
         error = predicted[1] / measured[1] - 1
@@ -150,7 +150,7 @@ class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     """Size in bytes."""
     count: int
-    """Number of elements; of one rank if `size` is that of all ranks' parts together."""
+    """Number of elements of the tensor, or of one rank's part if `size` covers all ranks' parts."""
     type: str
     redop: str
     time_us: float

@@ -228,7 +228,8 @@ def exists(setting: Setting, count: int) -> list[Row]:
 
 
 def memory(setting: Setting, count: int) -> list[Row]:
-    """Measures the index's memory per page: by the index's count, and by the process's growth."""
+    """Measures the memory of the index per page: first as the index reports it, then as growth of
+    the process."""
     entries = _entries(count)
     before = _resident()
     index = PageIndex()
@@ -242,7 +243,7 @@ def memory(setting: Setting, count: int) -> list[Row]:
 
 
 def _entries(count: int) -> list[bytes]:
-    """Returns the entries of segments of 16 pages."""
+    """Returns the index entries of each segment; a segment has 16 pages."""
     name = layout.segment_name(1, "0" * 16)
     parts = []
     for at in range(0, count, 16):

@@ -112,7 +112,7 @@ def _reads(worker: Worker, mount: Mounted, count: int) -> Rate:
 
 
 def create(setting: Setting) -> list[Row]:
-    """Measures files that are created, written and closed, by one caller and by 16 callers."""
+    """Measures how many files per second one caller, and 16 callers, create, write and close."""
     rows = []
     with ExitStack() as stack:
         mounts = Mounts(setting, stack, {"juicefs": _juicefs})

@@ -19,7 +19,8 @@ class Spec:
         compiled: True to measure torch.compile, too.
         scale: divisor of sizes; goals hold for 1.
         seeds: number of training runs of each kind.
-        steps: number of steps of a character model; digits trains for a hundredth as many epochs.
+        steps: number of training steps in the case characters. The case digits trains for a
+            hundredth as many epochs.
     """
 
     only: tuple[str, ...]

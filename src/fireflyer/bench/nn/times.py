@@ -171,7 +171,8 @@ def _timed(run: Callable[[], object]) -> Callable[[], float]:
 def _quantized_linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     with torch.no_grad(), warnings.catch_warnings():
-        # Deprecated, but still torch's only quantized layer on CPUs.
+        # quantize_dynamic warns that it is deprecated, but it makes torch's only quantized layer on
+        # CPUs.
         warnings.simplefilter("ignore")
         layer.weight.copy_(weight)
         model: torch.nn.Module = torch.ao.quantization.quantize_dynamic(

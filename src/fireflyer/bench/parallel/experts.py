@@ -1,8 +1,8 @@
 """Dispatch and combine between the hosts of a lab, against one copy per token and expert on gloo.
 
-Experts return their input, so only the exchange is measured. The peer moves rows of bfloat16 with
-torch's `all_to_all_single` to the rank of each expert and back. The order of the peer's rows is
-computed before the measurement.
+A lab's hosts are network namespaces on this machine. Experts return their input, so only the
+exchange is measured. The peer moves rows of bfloat16 with torch's `all_to_all_single` to the rank
+of each expert and back. The order of the peer's rows is computed before the measurement.
 """
 
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def _measure(spec: Spec, place: Place) -> Measured:
 
 
 def _loads(experts: int, replicas: int) -> Row:
-    """Returns a row of the greatest load of a device after rebalancing, against its lower bound.
+    """Returns a row: the load of the busiest device after rebalancing, against its lower bound.
 
     The loads of the experts follow Zipf's law, in a random order for each seed. The row shows the seed
     with the worst ratio.

@@ -1,9 +1,9 @@
 """Pipelines between the hosts of a lab: step times against the schedule's prediction, and against
 torch's pipelining over gloo.
 
-A stage computes by sleeping, as if on a device. The prediction is the schedule's timeline with
-nominal times of computations. A predicted message takes the time of its bytes at the measured rate
-of one raw TCP stream.
+A lab's hosts are network namespaces on this machine. A stage computes by sleeping, as if on a
+device. The prediction is the schedule's timeline with nominal times of computations. A predicted
+message takes the time of its bytes at the measured rate of one raw TCP stream.
 """
 
 from collections.abc import Callable
@@ -161,7 +161,8 @@ def _measure(spec: Spec, load: Load, place: Place) -> Measured:
 
 
 def _watched(place: Place, pipe: Pipeline, step: Callable[[], object]) -> list[Span]:
-    """Returns the computations of a step on all ranks, relative to the first one's start."""
+    """Returns the computations of a step on all ranks. Times count from the first computation's
+    start."""
     mine: list[Span] = []
     place.session.barrier()
     pipe.watch = lambda action, begin, end: mine.append(Span(place.rank, action, begin, end))
@@ -233,7 +234,9 @@ def _sent(placement: str, place: Place) -> Sent:
     def step() -> None:
         pipe.forward_backward(x, criterion=lambda y: y.square().mean())
 
-    for _ in range(2):  # the second step begins with the final order of the buckets
+    # Two steps are not counted: before the second forward, rank 0 broadcasts the final order of the
+    # buckets.
+    for _ in range(2):
         step()
     place.session.barrier()
     before = count()
@@ -245,7 +248,8 @@ def _sent(placement: str, place: Place) -> Sent:
 
 
 def _bytes_rows(placement: str, found: Sent) -> list[Row]:
-    """Returns a row of sent against computed bytes, and a row of the card's own count."""
+    """Returns two rows: the sent bytes against the bytes that the planner computes, and the card's
+    count against the sent bytes."""
     data = BYTES_HOSTS * BYTES_RANKS_PER_HOST // BYTES_STAGES
     layout = Layout(pp=BYTES_STAGES, dp=data, placement=placement)
     computed, summed = card_bytes(layout, BYTES_RANKS_PER_HOST, found.activations, found.gradients)

@@ -1,7 +1,7 @@
-"""Pairs of 4-bit layers, split over the hosts of a lab.
+"""Pairs of 4-bit layers, split over the hosts of a lab: network namespaces on this machine.
 
-The form without communication between the two layers is compared with the naive form, which gathers
-and reorders activations there.
+The form without communication between the two layers is compared with the naive form. The naive
+form gathers and reorders activations between the layers.
 """
 
 from dataclasses import dataclass

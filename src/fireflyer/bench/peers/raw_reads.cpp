@@ -1,11 +1,11 @@
-// Reads one file by another process and does no other work: the baseline of `fireflyer bench fs`.
+// Reads one file through a second process and does no other work: the baseline of `fireflyer bench fs`.
 //
-//   raw_reads ring FILE BLOCK DEPTH       pread into shared memory, requested through a ring in it
+//   raw_reads ring FILE BLOCK DEPTH       pread into shared memory; a ring in that memory holds the requests
 //   raw_reads sendfile FILE BLOCK DEPTH   sendfile over one loopback connection
 //
 // Each line of input is COUNT SEED. The program reads COUNT blocks, at most DEPTH of them in flight,
 // and prints the seconds.
-// ring: random blocks; the reader waits for a whole batch before it requests the next one.
+// ring: random blocks; the reader waits for a whole batch before it requests the next batch.
 // sendfile: blocks in order from block SEED on, with DEPTH always in flight.
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -41,12 +41,12 @@ class Found:
     """Values of each round, by case.
 
     Attributes:
-        first_row_s: time from attaching to the first step's row.
+        first_row_s: time between the attach and the row of the first step.
         phases_us, phases_process_us: CPU time that the hooks of phases add to a step, in the training
             thread and in the process.
         step_us: CPU time of the process in a step without a session.
         sampling, profiler: CPU use of the agent's thread and of the profiler, in percent.
-        recording: both together, with all recorders.
+        recording: CPU use of the agent's thread and the profiler together, with all recorders.
         trace_s, torch_s, torch_stacks_s: CPU time that a trace adds: ours, torch.profiler's, and
             torch.profiler's with stacks.
     """
@@ -126,7 +126,8 @@ class _Bench:
         found.phases_process_us.append((hooked[0] - bare[0]) / 1e3)
 
     def sampling(self, found: Found) -> None:
-        """Measures samples with one recorder of the profiler, then with all of them."""
+        """Measures the CPU use of sampling, first with one recorder of the profiler, then with all
+        recorders."""
         agent, profiler = self._sampling("basic")
         found.sampling.append(agent)
         found.profiler.append(profiler)

@@ -248,7 +248,7 @@ class Bench:
         return [Row.of_times(case, "s", ours, "cat", cats, cats, goal)]
 
     def _link_files(self, data: DataSet, folder: Path, size: int) -> int:
-        """Makes links to files with at least `size` bytes together; returns their number of bytes.
+        """Makes hard links to loose files with at least `size` bytes in all; returns their bytes.
 
         Several links may refer to the same file.
         """

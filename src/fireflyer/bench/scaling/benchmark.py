@@ -1,7 +1,8 @@
 """Weak scaling beyond this machine: a model with measured costs, checked against lab steps.
 
-The stub of `bench train` is trained in the lab, and its steps are predicted from the costs of the
-same run. The model then draws the paper's Figures 8a and 8b, next to the paper's own numbers.
+The stub of `bench train` (a model whose layers compute by sleeping) is trained in the lab. Its
+steps are predicted from the costs of the same run. The model of costs then draws the paper's
+Figures 8a and 8b, next to the paper's own numbers.
 """
 
 import statistics
@@ -41,10 +42,11 @@ PAPER_TORCH = {
     "VGG16, DDP (Figure 8a)": ((32, 2.0), (512, 2.0 / 0.938)),
     "GPT2-medium, FSDP (Figure 8b)": ((16, 1 / (1 - 0.32)), (128, 1 / (1 - 0.41))),
 }
-"""The same points for torch.
+"""The same points for torch, relative to the paper's HaiScale on the fewest GPUs.
 
-For Figure 8a the paper says "half the time" and a scaling of 93.8 %. For Figure 8b it says that 32
-to 41 % of the time are saved, but not at which number of GPUs more is saved.
+For Figure 8a the paper says that HaiScale takes "half the time", and that torch scales by 93.8 %.
+For Figure 8b it says that HaiScale saves 32 to 41 % of the time. It does not say which saving
+belongs to which number of GPUs.
 """
 
 Say = Callable[[str], None]
@@ -164,8 +166,8 @@ def modelled(
 ) -> dict[float, list[Point]]:
     """Returns points (ranks, step time relative to that of the fewest hosts).
 
-    The key is the time of the local work, divided by the time that a step's bytes need on the link
-    of one of very many hosts.
+    The key is the time of the local work, divided by the time that a step's bytes need on a host's
+    link if there are very many hosts.
     """
     moved = CANDIDATES[kind].moves(models.payload(layers))
     found = {}

@@ -1,5 +1,8 @@
 """Measured costs of training steps: the network link between two hosts of a lab, collective calls,
-and work in memory."""
+and work in memory.
+
+A lab's hosts are network namespaces on this machine.
+"""
 
 import statistics
 import tempfile
@@ -119,8 +122,8 @@ def _between_hosts(place: Place) -> tuple[float, float, float]:
 def _in_memory(place: Place) -> tuple[float, float, float]:
     """Returns the seconds of three operations on MEMORY_BYTES.
 
-    The operations are an allreduce of two ranks of a host, a copy into buckets with their check,
-    and SGD.
+    The operations are an allreduce of two ranks of a host, a copy into buckets, each with a check
+    for finite values, and a step of SGD.
     """
     tensor = hfreduce.empty(MEMORY_BYTES // 4, dtype=torch.float32).zero_()
     gradients = torch.zeros(MEMORY_BYTES // 4)

@@ -1,9 +1,10 @@
-"""Training steps of data parallelism: ours, torch's, and the same work alone.
+"""Training steps of data parallelism: ours, torch's, and the same work without communication.
 
-On a lab's hosts every candidate has its own model in the same processes, and the candidates take
-turns with blocks of steps. A block begins with an untimed step and ends when its last step returns.
-So work that continues after a step counts for the next step, as in a long run.
-docs/benchmarks/haiscale-bench.md explains the figures.
+A lab's hosts are network namespaces on this machine. On these hosts every candidate has its own
+model in the same processes, and the candidates take turns with blocks of steps. A block begins with
+an untimed step and ends when its last step returns. So work that continues after a step counts for
+the next step, as in a long run. The model is a real GPT, or a stub whose layers compute by sleeping
+(models.py). docs/benchmarks/haiscale-bench.md explains the figures.
 """
 
 import tempfile

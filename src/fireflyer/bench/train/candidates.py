@@ -33,7 +33,7 @@ class Trainer:
         step: function that runs forward, backward and optimizer; communication may continue
             afterwards.
         settle: function that returns when no communication is in flight.
-        parameters: function that returns all parameters, unsharded; collective if they are sharded.
+        parameters: function that returns all parameters in full; collective for a sharded model.
     """
 
     step: Callable[[], object]
@@ -42,15 +42,18 @@ class Trainer:
 
 
 def averaged(payload: Payload) -> int:
-    """Returns the bytes that a step reduces to shards and gathers; a host sends (H-1)/H of them."""
+    """Returns the bytes that a step reduce-scatters and all-gathers.
+
+    Each of H hosts sends (H-1)/H of them.
+    """
     return 2 * payload.whole
 
 
 def gathered_twice(payload: Payload) -> int:
-    """Returns the bytes that a ZeRO-3 step reduces to shards and gathers.
+    """Returns the bytes that a ZeRO-3 step reduce-scatters and all-gathers.
 
-    The step gathers all parameters for forward, gathers all except the outermost unit's again for
-    backward, and reduces all gradients.
+    The step gathers all parameters for forward and reduces all gradients. For backward it gathers
+    all parameters again, except those of the outermost unit.
     """
     return 3 * payload.whole - payload.root
 
@@ -60,14 +63,14 @@ class Candidate:
     """Kind of training to measure; harness/goals.py has its goals under its key in CANDIDATES.
 
     Attributes:
-        family: name from `options.TRAIN_FAMILIES`; "" for the work alone, which belongs to all
-            families.
-        peer: candidate to compare with; None for a peer itself and for the work alone.
+        family: name from `options.TRAIN_FAMILIES`; "" for LOCAL, the work without communication,
+            which belongs to all families.
+        peer: candidate to compare with; None for LOCAL and for candidates that are peers.
         hybrid: True if it shards inside a host and replicates between hosts, which needs several
             ranks per host.
         wire_bytes: bytes per element between hosts.
-        moves: function that returns the minimum float32 bytes that a step reduces to shards and
-            gathers.
+        moves: function that returns the minimum float32 bytes that a step reduce-scatters and
+            all-gathers.
     """
 
     build: Callable[[Session, Workload], Trainer]

@@ -1,10 +1,10 @@
-"""Models of `bench train`: models whose layers compute by sleeping, and a real GPT.
+"""Models of `bench train`: stubs, whose layers compute by sleeping, and a real GPT.
 
-A sleep frees the core, as computation on a device does. A layer of the stub has parameters with the
+A sleep frees the core, as computation on a device does. A layer of a stub has parameters with the
 real layer's shapes. It sleeps for its share of the model's floating-point operations: a third of
-the time in forward and the rest in backward. Its gradients are ready at once: they are slices of
-one random tensor that all ranks of a machine share, each rank at another offset. Autograd uses them
-without a copy.
+the time in forward and the rest in backward. The layer's gradients are ready at once: they are
+slices of one random tensor. All ranks of a machine share that tensor, each at another offset.
+Autograd uses the slices without a copy.
 """
 
 import itertools

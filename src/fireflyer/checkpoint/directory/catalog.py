@@ -116,8 +116,8 @@ class Catalog:
             needed = self._needed(files, without={generation})
             committed = {file.generation for file in files if file.role == "manifest"}
             for file in files:
-                # A data file of a save without a checkpoint was kept because the damaged checkpoint
-                # may refer to it.
+                # `left`: a data file of an older save of this run, and that save has no checkpoint.
+                # The file was kept only because the damaged checkpoint may refer to it.
                 mine = file.generation == generation and file.role != "manifest"
                 left = (
                     file.role == "data"
@@ -165,10 +165,11 @@ class Catalog:
                 self.storage.delete(file.generation.directory)
 
     def _settled(self) -> tuple[list[_File], Callable[[_File], bool]]:
-        """Returns all files, and a predicate that tells needed files, consistent at one moment.
+        """Returns all files, and a predicate that is true for needed files.
 
-        Another run may save or delete meanwhile. A new save refers only to its own files and to
-        files of checkpoints that existed when the save began.
+        Another run may save or delete meanwhile. Therefore the files are listed again until the
+        manifests stay the same. A new save refers only to its own files and to files of checkpoints
+        that existed when the save began.
         """
         files = self._files()
         while True:
@@ -183,8 +184,8 @@ class Catalog:
     ) -> Callable[[_File], bool]:
         """Returns a predicate that is true for files to which a checkpoint may refer.
 
-        A checkpoint with an unreadable manifest may refer to any data file of its run's saves up to
-        its own.
+        A checkpoint with an unreadable manifest may refer to any data file of its own save and of
+        its run's older saves.
         """
         named: set[str] = set()
         unread: list[Generation] = []

@@ -4,15 +4,15 @@ A run claims the directory in `claims/<epoch>.json`; the run with the highest ep
 
 The names of a save's files contain its run's epoch. So runs never overwrite one another's files,
 and a newer run's checkpoints sort after an older run's, regardless of their steps. Rank 0 checks
-the claims before and after it commits: a commit counts only if no newer claim existed by then.
+the claims before and after it commits. A commit counts only if neither check finds a newer claim.
 
 A run whose members change continues under a new epoch, as a later generation of its attempt
 (`fence`). The rules between attempts also hold between (attempt, generation) pairs.
 
-A late run is rejected by file names alone, so a damaged claim cannot admit it. To this end an
-attempt marks the directory (`claims/attempt-...json`) before it claims an epoch, and no claim or
-mark is ever removed. The contents of these files serve messages, `history`, and the decision to
-take over without a save.
+An older attempt that claims after a newer attempt is rejected by file names alone, so a damaged
+claim cannot admit it. To this end an attempt marks the directory (`claims/attempt-...json`) before
+it claims an epoch, and no claim or mark is ever removed. The contents of these files serve only
+messages, `history`, and the decision to take over without a save.
 """
 
 import hashlib
@@ -120,8 +120,8 @@ class Claims:
         """Makes this run the owner, fences off all older runs and returns its epoch. Idempotent.
 
         Raises:
-            CheckpointError: if a later attempt of this task has marked the directory, or if this
-                process was forked after its parent claimed: it would fence off its parent.
+            CheckpointError: if a later attempt of this task has marked the directory. Also if this
+                process was forked after its parent claimed, because it would fence off its parent.
         """
         if self._process not in (0, os.getpid()):
             raise CheckpointError(

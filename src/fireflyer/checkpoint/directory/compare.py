@@ -73,7 +73,8 @@ def _histogram(contents: Contents, node: Tensor, low: float, high: float) -> lis
     for chunk in numbers(contents, node):
         if chunk is not None:
             plain = chunk[np.isfinite(chunk)]
-            # Scaled to the range, because the width of the range may overflow a float64.
+            # Elements are halved before they are scaled to [0, 1], because high - low may overflow
+            # a float64.
             half = high / 2 - low / 2
             share = (plain / 2 - low / 2) / half if half else np.zeros(len(plain))
             counts += np.histogram(share, BINS, (0.0, 1.0))[0]
@@ -127,7 +128,7 @@ class Change(msgspec.Struct, frozen=True):
     max_difference: float | None = None
     """Maximum of |after - before| over all elements; infinite if only one of the two is NaN."""
     relative: float | None = None
-    """Norm of (after - before) / norm of before; None if the latter is 0 or a norm is not
+    """Norm of (after - before) / norm of before. None if the norm of before is 0 or a norm is not
     finite."""
 
 

@@ -35,8 +35,8 @@ class Summary(msgspec.Struct, kw_only=True):
     damaged/."""
     reason: str = ""
     created: float | None = None
-    """Seconds since 1970. If the manifest cannot be read, this field and all later ones are
-    None."""
+    """Seconds since 1970. If the manifest cannot be read, this field and all later fields are None
+    or empty."""
     bytes: int | None = None
     """Size of the tensors in bytes."""
     older_bytes: int | None = None
@@ -145,7 +145,7 @@ def _set_aside(catalog: Catalog) -> list[Summary]:
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Part of a checkpoint that differs from its written form."""
+    """Part of a checkpoint that is missing or differs from the bytes that the save wrote."""
 
     step: int
     file: str

@@ -105,9 +105,9 @@ class _Placed:
 class Writer(_Placed, StorageWriter):
     """Storage writer for `dcp.save` and `dcp.async_save`. Use one writer for a whole run.
 
-    The first save claims the directory, as a CheckpointManager's does. After that, writers and
-    managers of an older run cannot commit. A rank writes its items in one stream. The checkpoint
-    exists once the coordinator has committed it.
+    The first save claims the directory, as a CheckpointManager's first save does. After that,
+    writers and managers of an older run cannot commit. A rank writes its items in one stream. The
+    checkpoint exists once the coordinator has committed it.
     """
 
     def __init__(self, directory: Place, step: int | None = None) -> None:
@@ -115,7 +115,7 @@ class Writer(_Placed, StorageWriter):
         Args:
             directory: a path, an fsspec URL or a storage; shared by all ranks.
             step: the step of the next save; a number at the end of its checkpoint_id takes
-                precedence. None, without such a number: one more than the newest checkpoint's step.
+                precedence. If there is neither, the step is that of the newest checkpoint plus 1.
 
         Raises:
             ConfigError: if FIREFLYER_ATTEMPT is invalid.
@@ -320,17 +320,17 @@ def _items(metadata: Metadata, saved: Mapping[str, list[_Saved]]) -> dict[str, t
 class Reader(_Placed, StorageReader):
     """Storage reader for `dcp.load`: loads any checkpoint of this package into any layout.
 
-    All ranks read the checkpoint that is the newest to the coordinator, and verify each byte.
-    Damaged data is not set aside: it raises an error that names file and tensor. Then `step` can
-    select another checkpoint.
+    All ranks read the newest checkpoint that the coordinator finds, and verify each byte. Damaged
+    data is not set aside: it raises an error that names file and tensor. Then `step` can select
+    another checkpoint.
     """
 
     def __init__(self, directory: Place, step: int | None = None) -> None:
         """
         Args:
             directory: a path, an fsspec URL or a storage.
-            step: the checkpoint's step; a number at the end of a checkpoint_id takes precedence.
-                None, without such a number: the newest checkpoint.
+            step: the checkpoint's step; a number at the end of a checkpoint_id takes precedence. If
+                there is neither, the newest checkpoint is read.
 
         Raises:
             StorageError: if the directory cannot be used.

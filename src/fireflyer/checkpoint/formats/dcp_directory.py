@@ -1,7 +1,8 @@
 """Directories in torch.distributed.checkpoint's own format, read without running their pickle.
 
 .metadata       a pickle of the contents: for each key a tensor's dtype, shape and chunks, or a mark
-                for an object; file, offset and length of each chunk or object; the keys on its path
+                for an object; file, offset and length of each chunk or object; the keys on the path
+                to each item
 __0_0.distcp    torch.save of each chunk or object, back to back
 """
 
@@ -97,7 +98,7 @@ def _member(enum: object, name: object) -> str:
 
 def _path(*parts: str) -> str:
     path = "/".join(parts)
-    if len(path) > PATH_MAX:  # parts that are paths themselves could double it without end
+    if len(path) > PATH_MAX:  # a path of paths could otherwise double in length without end
         raise pickle.UnpicklingError(f"it holds a path of {len(path)} characters")
     return path
 
@@ -140,9 +141,9 @@ class _Restricted(pickle._Unpickler):
     by a length that the file names.
     """
 
-    # The C unpickler allocates memory by numbers in the file: a memo by index, bytes by length. In
-    # the Python unpickler only BYTEARRAY8 does so. The other opcodes with a length call `read`, which
-    # returns at most the rest of the file.
+    # The C unpickler allocates as much memory as numbers in the file request: for the memo by an
+    # index, for bytes by a length. In the Python unpickler only BYTEARRAY8 does so. The other
+    # opcodes with a length call `read`, which returns at most the rest of the file.
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         **pickle._Unpickler.dispatch,
         pickle.BYTEARRAY8[0]: _refuse_bytearray,

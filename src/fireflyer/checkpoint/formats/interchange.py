@@ -108,7 +108,7 @@ def export(
             opened.flush()
             os.fsync(opened.fileno())
         storage.rename(partial, path.name)
-    except StorageError:  # NoSpace is an OSError
+    except StorageError:  # before OSError, because NoSpace is both
         raise
     except OSError as error:
         reason = f"cannot write {path}: {error.strerror or error}"

@@ -108,7 +108,8 @@ def write(
     `shard_bytes`, or one larger tensor. The index is written last.
 
     Args:
-        one_file: True if `out` is a file; None: True if its name ends in .safetensors.
+        one_file: True if `out` is a file. None means True if the name of `out` ends in
+            .safetensors.
         advance: progress callback; receives numbers of written bytes.
 
     Returns:

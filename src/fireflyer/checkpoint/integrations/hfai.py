@@ -112,12 +112,13 @@ def init(
             process.
 
     Returns:
-        (start_epoch, start_step, others) of the last `try_save`; (0, 0, None) if there is none.
+        (start_epoch, start_step, others) as passed to the `try_save` that wrote the loaded
+        checkpoint; (0, 0, None) if there is no checkpoint.
 
     Raises:
         CheckpointError: if there are checkpoints, but none is good or another integration saved the
             newest.
-        ConfigError: if the newest was saved with other arguments.
+        ConfigError: if the newest checkpoint was saved with other arguments.
     """
     manager = CheckpointManager(ckpt_path, keep=keep, memory=memory, should_suspend=should_suspend)
     given = {

@@ -37,8 +37,8 @@ class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  #
 
     @property
     def newest(self) -> str | None:
-        """Newest good checkpoint for `trainer.fit(ckpt_path=)`; None if there is none: training
-        starts anew."""
+        """Newest good checkpoint for `trainer.fit(ckpt_path=)`. None if there is no checkpoint;
+        with None, training starts anew."""
         return None if self.manager.latest() is None else _NEWEST
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -54,8 +54,9 @@ class FireflyerCheckpoint(ManagerCallback, Checkpoint):  # type: ignore[misc]  #
             rng.restore(self._rng)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The iterators exist now. If the save was within an epoch, its generator states are later
-        # than the draw of that epoch's order, so they are restored again.
+        # The data loaders' iterators exist now and have drawn the order of the epoch's samples. A
+        # save within an epoch holds the generators' states after that draw, so the states are
+        # restored again.
         if self._rng is not None and self._mid_epoch:
             rng.restore(self._rng)
         self._rng = None

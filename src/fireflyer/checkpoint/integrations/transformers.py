@@ -124,7 +124,7 @@ class FireflyerCallback(ManagerCallback, TrainerCallback):  # type: ignore[misc]
         self.manager.wait()
 
     def _await_what_follows(self, control: TrainerControl) -> None:
-        """Records if a log and an evaluation follow in this step.
+        """Records whether a log and an evaluation follow in this step.
 
         A save includes both, and the generators' states after them.
         """

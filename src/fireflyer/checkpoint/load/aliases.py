@@ -122,8 +122,8 @@ def _values(storage: Storage, places: Sequence[Place]) -> list[Local]:
 
 
 def _check(places: Sequence[Place], values: Sequence[Local]) -> None:
-    """Writes all values to scratch memory in the targets' layout; checks that none is
-    overwritten."""
+    """Writes all values to scratch memory in the targets' layout, and checks that no value changes
+    another value."""
     first = min(one.extent[1] for one in places)
     scratch = np.empty(max(one.extent[2] for one in places) - first, np.uint8)
     views: list[np.ndarray[Any, Any]] = [

@@ -68,13 +68,13 @@ def load_newest(
 ) -> Loaded:
     """Loads the newest good checkpoint (of `step`, if given); collective over all ranks.
 
-    Rank 0 picks a checkpoint, and all ranks read and verify it. Each rank's finding applies to all
-    ranks. If any rank finds the checkpoint damaged, rank 0 sets it aside. An unreadable checkpoint
-    stays where it is. In both cases the next older checkpoint is tried.
+    Rank 0 picks a checkpoint, and all ranks read and verify it. The worst finding of any rank
+    applies to all ranks. If a rank finds the checkpoint damaged, rank 0 sets it aside. An
+    unreadable checkpoint stays where it is. In both cases the next older checkpoint is tried.
 
     Args:
-        sources: the catalogs to search; if several have a checkpoint, it is read from the first of
-            them.
+        sources: the catalogs to search. If several catalogs have the same checkpoint, the first of
+            them is used.
 
     Raises:
         CheckpointError: on every rank, if no checkpoint is good or `into` does not fit.
@@ -111,7 +111,8 @@ def load_newest(
 
 
 def _judge(catalog: Catalog, generation: Generation, failure: Exception) -> int:
-    """Classifies a failure to read a checkpoint, which a saving run may have removed meanwhile."""
+    """Classifies a failure to read a checkpoint. A run that saves may have removed the checkpoint
+    meanwhile."""
     if not isinstance(failure, CheckpointError | StorageError):
         return _FAILED
     # An unreachable storage, or a lack of memory, is no evidence about one checkpoint.

@@ -2,10 +2,11 @@
 
 Pure: no I/O, thread, clock or torch. docs/internals/checkpoint-tiers.md describes the protocol.
 
-A save is *complete* if at least one keeper has its commit mark and every rank's data is in at least
-one keeper. The mark is made only after two keepers have each rank's data. So a keeper with the mark
-drops all older saves, and a keeper without it keeps the previous save. A keeper holds at most two
-saves: the newest marked save and the next.
+A keeper is a process of a node that holds saves in memory. A save is *complete* if at least one
+keeper has its commit mark and every rank's data is in at least one keeper. The mark is made only
+after two keepers have each rank's data. So a keeper that gets the mark drops all older saves. A
+keeper without the mark keeps the previous save. A keeper holds at most two saves: the newest marked
+save and the next save.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """One keeper's contents for one place, the identity of a checkpoint directory. There are no entries
-    for a node that has lost its keeper."""
+    """One keeper's contents for one place. A place is the identity of a checkpoint directory.
+
+    The inventory of a node that has lost its keeper has no entries.
+    """
 
     entries: tuple[Entry, ...] = ()
 
@@ -53,7 +56,7 @@ class Complete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def buddies(nodes: int) -> tuple[int | None, ...]:
-    """Returns, by node, the holder of its data's second copy; None if there is only one node.
+    """Returns, for each node, the node with the second copy of its data; None for a single node.
 
     Neighbours hold each other's data. If the number of nodes is odd, the last three form a ring. Of
     all maps with one copy, this map loses data in the fewest pairs of lost nodes (GEMINI, SOSP'23,
@@ -121,7 +124,8 @@ class ReplicaTable:
         return max((stamp for stamp, save in self._saves.items() if save.committed), default=None)
 
     def raise_fence(self, epoch: int) -> None:
-        """Raises the fence to the epoch of a run; 0 if the run does not know its epoch yet.
+        """Raises the fence to the epoch of a run. A run that does not know its epoch yet passes 0,
+        which changes nothing.
 
         Raises:
             CheckpointError: if a later run has raised the fence.
@@ -170,7 +174,7 @@ class ReplicaTable:
 
         Raises:
             CheckpointError: if the run was replaced, the save was given up meanwhile, or the space
-                is not reserved, e.g. because the rank put its data twice at once.
+                is not reserved, e.g. because the rank sent its data twice at the same time.
         """
         self._check(stamp.epoch)
         size = self._reserved.pop((stamp, rank), None)
@@ -180,7 +184,7 @@ class ReplicaTable:
         self._save(stamp, world).sizes[rank] = size
 
     def place(self, stamp: Stamp, world: int, rank: int, error: str) -> None:
-        """Records that a rank's data is in place, or its error."""
+        """Records that a rank's data is in place (`error` is ""), or the rank's error."""
         self._check(stamp.epoch)
         self._save(stamp, world).placed[rank] = error
 
@@ -198,8 +202,8 @@ class ReplicaTable:
         return [rank for rank in range(world) if rank not in placed]
 
     def decided(self, stamp: Stamp) -> bool | None:
-        """Returns True if a save held by this keeper is committed, False if not, None if
-        undecided."""
+        """Returns True if a save is committed, None if it is undecided, and False if this keeper
+        does not hold it."""
         save = self._saves.get(stamp)
         return False if save is None else save.committed or None
 

@@ -43,8 +43,8 @@ HANDSHAKE_S = 10.0
 UNPROVEN_CONNECTIONS = 64
 """Maximum number of TCP connections whose ranks have not yet proven a key."""
 KEYS_KEPT = 8
-"""Number of job attempts whose keys the keeper remembers, the newest ones. Ranks of older attempts
-can no longer connect by TCP; the fence on the epoch stops their saves."""
+"""Number of newest job attempts whose keys the keeper remembers. Ranks of older attempts can no
+longer connect by TCP, and the keeper rejects saves of epochs below the fence."""
 
 
 class _Replica(msgspec.Struct, frozen=True):
@@ -282,7 +282,8 @@ class Keeper:
         wire.send(sock, wire.Done())
 
     def _gather(self, place: _PlaceReplicas, gather: wire.Gather) -> list[bytes]:
-        """Waits until the data of all ranks is in place; returns their manifest parts, by rank."""
+        """Waits until the data of all ranks is in place; returns the ranks' manifest parts in rank
+        order."""
         stamp = gather.stamp
         with self._changed:
             self._changed.wait_for(
@@ -358,7 +359,8 @@ def _receive_memory(sock: socket.socket, size: int) -> Memory:
 
     try:
         return Memory.filled(chunks())
-    except NoSpace as error:  # the bytes in flight are indistinguishable from the next message
+    except NoSpace as error:
+        # Ends the connection: the rest of the replica's bytes would be read as the next message.
         raise PeerLost(str(error)) from error
 
 

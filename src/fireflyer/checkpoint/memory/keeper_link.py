@@ -1,4 +1,7 @@
-"""A rank's connections to keepers; starts its node's keeper if the platform has not done so."""
+"""Connections of a rank to keepers.
+
+A rank starts its node's keeper if the platform has not started one.
+"""
 
 import contextlib
 import fcntl
@@ -39,7 +42,8 @@ R = TypeVar("R", wire.Joined, wire.Done, wire.Found, wire.Holds)
 
 
 class KeeperLink:
-    """Connection to one keeper for the saves of one place. Threads that share it hold `busy`.
+    """Connection to one keeper for the saves of one place. Threads that share a link hold its
+    lock `busy` during each call.
 
     Every method raises the errors that the keeper reports (CheckpointError, NoSpace, Corrupted,
     StorageError, DeadlineExceeded). A method raises PeerLost if the keeper is gone, and
@@ -57,7 +61,7 @@ class KeeperLink:
         """Caller's deadline, by time.monotonic."""
         self.unresponsive = False
         """True if the link was closed because the keeper did not answer."""
-        weakref.finalize(self, sock.close)  # also works in a reference cycle
+        weakref.finalize(self, sock.close)  # closes the socket in a reference cycle, too
         self._who = who
         self._passes_memory = passes_memory
         self.busy = threading.Lock()
@@ -158,7 +162,10 @@ class KeeperLink:
             return [self._reply(wire.Done)[1] for _ in range(count)]
 
     def await_commit(self, stamp: Stamp, timeout_s: float) -> None:
-        """Waits until rank 0 has committed the save at this keeper, that of the rank's node."""
+        """Waits until rank 0 has committed the save at this keeper.
+
+        REQUIRES: this is the keeper of the rank's own node.
+        """
         self._ask(wire.Await(stamp, timeout_s), wire.Done, wait_s=timeout_s + self._stall_s)
 
     def look(self) -> Inventory:
@@ -170,8 +177,8 @@ class KeeperLink:
             return self._reply(wire.Done)[1]
 
     def find(self, stamp: Stamp, rank: int) -> tuple[int, Memory | None]:
-        """Returns the size of a replica in bytes, and its memory if this is the node's own
-        keeper."""
+        """Returns the size of a replica in bytes, and its memory. The memory is None if the keeper
+        runs on another node."""
         size = self._ask(wire.Find(stamp, rank), wire.Found).size
         if not self._passes_memory:
             return size, None
@@ -179,7 +186,8 @@ class KeeperLink:
             return size, Memory.received(self._sock)
 
     def read(self, stamp: Stamp, rank: int, wanted: Sequence[tuple[int, memoryview]]) -> None:
-        """Fills buffers from a replica, starting at the given offsets; does not verify the data."""
+        """Fills each buffer from a replica, starting at the given offset; does not verify the
+        data."""
         ranges = tuple((offset, len(buffer)) for offset, buffer in wanted)
         self._ask(wire.Read(stamp, rank, ranges), wire.Done)
         with self._wire():
@@ -233,7 +241,9 @@ class KeeperLink:
             self.unresponsive = True
             self.close()
             raise DeadlineExceeded(f"{self._who} did not answer in time") from error
-        except StorageError:  # the keeper's error, perhaps an OSError; the connection still works
+        except StorageError:
+            # An error that the keeper reported: the connection still works. NoSpace is an OSError,
+            # too, so this clause must come before the next.
             raise
         except OSError as error:
             self.close()
@@ -249,7 +259,8 @@ class KeeperLink:
 def connect_local(place: str, node: str, linger_s: float) -> socket.socket:
     """Connects to this node's keeper.
 
-    If FIREFLYER_KEEPER is set, the call connects to the task's keeper, at this socket path.
+    If FIREFLYER_KEEPER is set, its value is the socket path of the task's keeper, and the call
+    connects to that keeper.
     Otherwise each place has one keeper per node, which the call starts if it does not run.
 
     Raises:
@@ -280,8 +291,8 @@ def _local_path(place: str, node: str) -> tuple[str, bool]:
 
 
 def local_probe(place: str, node: str) -> KeeperProbe:
-    """Returns a probe of this node's keeper. The keeper answers it by closing the connection,
-    because the probe's first message is not a `Join`."""
+    """Returns a probe of this node's keeper. The keeper answers the probe by closing the
+    connection, because the probe's first message is not a `Join`."""
 
     def connect(sock: socket.socket) -> None:
         with _address(_local_path(place, node)[0]) as address:

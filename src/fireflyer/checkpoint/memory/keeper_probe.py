@@ -41,7 +41,7 @@ class KeeperProbe:
             return False
         except OSError as error:
             if error.errno not in (*_UNREACHED, errno.ENOTCONN):
-                return True  # refused or reset: there is another keeper, or no keeper
+                return True  # refused or reset: the unresponsive keeper is gone, so nothing hangs
             self.close()
             return False
         return True

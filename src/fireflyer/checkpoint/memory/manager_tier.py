@@ -58,7 +58,7 @@ class _Origin(msgspec.Struct, frozen=True):
 
     place: str = ""
     """Identity of the directory. "" if the directory has no claim yet; then memory cannot hold a
-    save of it."""
+    save of the directory."""
     epoch: int = 0
     error: str = ""
 
@@ -108,8 +108,8 @@ class Copies:
 
     @property
     def known(self) -> Generation | None:
-        """Newest save in memory at the ranks' last agreement, unless a newer save has replaced
-        it."""
+        """Newest save that was in memory when the ranks last agreed; None if a later save has
+        replaced it."""
         return None if self._complete is None else _generation(self._complete)
 
     @property
@@ -177,7 +177,7 @@ class Copies:
         return _Origin(place=f"{self._storage}#{name}", epoch=self._claims.epoch or 0)
 
     def abandon(self) -> None:
-        """Ends the waits of a `replicate` in another thread, so its save is not in memory.
+        """Ends the waits of a `replicate` in another thread; its save does not reach memory.
 
         All ranks join again before the next save or load.
         """
@@ -244,8 +244,11 @@ class Copies:
                 storage.close()
 
     def loaded(self, generation: Generation, step: int | None) -> None:
-        """Records that a `load` of `step` (None: of the newest step) used `generation`. A newer
-        generation in memory was then damaged, so `known` forgets it."""
+        """Records that a `load` of `step` (None: of the newest step) used `generation`.
+
+        If memory held a newer generation of that step, the load skipped it because it was damaged,
+        so `known` forgets it.
+        """
         known = self.known
         if known is not None and known > generation and step in (None, known.step):
             self._found = None
@@ -263,7 +266,10 @@ class Copies:
 
 
 def blocks_of(pieces: Iterable[Piece]) -> list[Block]:
-    """Returns the checksums of pieces, ordered by their offsets in their file."""
+    """Returns the checksums of pieces as blocks.
+
+    REQUIRES: the pieces are ordered by their offsets in the file.
+    """
     return [
         Block(
             piece.offset + index * CRC_BYTES,

@@ -1,5 +1,8 @@
-"""Memory that outlives its writer: sealed memfds. Keepers import this module, so it uses no
-torch."""
+"""Memory that outlives its writer: sealed memfds.
+
+A keeper (keeper.py) is a process that holds replicas of saves and runs without torch. It imports
+this module, so this module must not import torch.
+"""
 
 import fcntl
 import mmap

@@ -1,6 +1,7 @@
 """Protocol between ranks and keepers, on blocking stream sockets.
 
-Keepers import this module, so it uses no torch.
+A keeper (keeper.py) is a process that holds replicas of saves and runs without torch. It imports
+this module, so this module must not import torch.
 
 A message is a frame (msgpack) and a body. A body is a series of frames that ends with an empty
 frame. Requests are answered in order. A replica's bytes follow their message unframed on TCP. On a
@@ -40,8 +41,8 @@ VERSION = 1
 CHUNK_BYTES = 4 << 20
 _SMALL_BYTES = 64 << 10
 STALL_S = 120.0
-"""Maximum number of seconds that one side may block the other within a message; then it counts as
-lost. A `Join` may set another limit."""
+"""Maximum number of seconds that one side may block the other within a message. A side that blocks
+longer counts as lost. A `Join` may set another limit."""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -63,9 +64,9 @@ class Join(msgspec.Struct, frozen=True, tag="Join"):
     """Limit of the place, in bytes. 0: half of the sum of the bytes that the place holds and this
     node's equal share of the machine's available memory."""
     key: bytes
-    """Key of this attempt of the job; ranks on other nodes must prove it."""
+    """Key of this attempt of the job; ranks on other nodes must prove that they know it."""
     address: str
-    """Address at which this node's keeper listens for those ranks."""
+    """Address at which this node's keeper listens for ranks on other nodes."""
     share: int = 1
     """Number of the job's nodes on this machine."""
     stall_s: float = STALL_S

@@ -43,11 +43,12 @@ class Source:
 
     @property
     def path(self) -> str | None:
-        """Path of the memfd, valid while this object exists; None if another node holds it."""
+        """Path of the memfd, valid while this object exists; None if another node holds the
+        data."""
         return None if self._memory is None else f"/proc/self/fd/{self._memory.fd}"
 
     def fill(self, wanted: Sequence[tuple[int, memoryview]]) -> None:
-        """Fills buffers, starting at the given offsets; does not verify the data.
+        """Fills each buffer, starting at the given offset; does not verify the data.
 
         Raises:
             Corrupted: if the data ends before a buffer is full.
@@ -65,7 +66,7 @@ class Source:
 
 
 def _memory(size: int, address: int) -> memoryview:
-    """Returns writable memory at an address; its owner must keep it valid."""
+    """Returns a writable view of the memory at an address, which the caller must keep valid."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
@@ -97,7 +98,8 @@ class ReplicaStorage:
         Args:
             name: for messages.
             manifest: file name and bytes of the manifest.
-            data: by file name, the possible holders of a rank's data, best first.
+            data: for each data file, functions that look up the file at one holder each, the best
+                holder first.
             close: called by `close`.
         """
         self._name = name
@@ -121,7 +123,7 @@ class ReplicaStorage:
         return self._first(name).size or None  # a rank without bytes has no file, as on storage
 
     def stamp(self, name: str) -> str:
-        return ""  # names of saves are never reused
+        return ""  # needs no version tag, because names of saves are never reused
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         size = self.size(name)
@@ -195,7 +197,7 @@ class ReplicaStorage:
             first = last
 
     def list(self, name: str = "") -> list[str]:
-        files = [self._manifest_name, *self._data]  # asks no holder, because one may be gone
+        files = [self._manifest_name, *self._data]  # asks no holder, because a holder may be gone
         if not name:
             return sorted({file.split("/", 1)[0] for file in files})
         return sorted(file[len(name) + 1 :] for file in files if file.startswith(f"{name}/"))

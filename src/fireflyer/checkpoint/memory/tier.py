@@ -147,9 +147,9 @@ class MemoryTier:
     """Replicas of this job's saves in the memory of its nodes.
 
     The constructor, `join` and `newest` are collective; all other methods are local. Use the object
-    from one thread at a time; storages from `open` are independent of it. Only `open` raises if
-    memory or a keeper is missing. In all other methods, rank 0 then logs one warning and saves go
-    to storage alone.
+    from one thread at a time; storages from `open` are independent of the object. Only `open`
+    raises if memory or a keeper is missing. If another method finds this, rank 0 logs one warning,
+    and saves go to storage alone.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class MemoryTier:
     ) -> None:
         """
         Args:
-            place: name that separates this manager's saves from other managers' saves: its
-                storage's name, equal for all attempts.
+            place: name that separates this manager's saves from other managers' saves. It begins
+                with the name of the manager's storage, and is equal for all attempts.
             epoch: the run's epoch, or 0 if the run has claimed none. This node's keeper rejects
                 runs with a lower epoch.
             limit_bytes: maximum number of bytes that this node's keeper may hold of this place.
@@ -308,7 +308,7 @@ class MemoryTier:
         return ""
 
     def abandon(self) -> None:
-        """Fails a `replicate` in another thread at once. Then call `join` before any other
+        """Fails a `replicate` in another thread at once. Afterwards, call `join` before any other
         method."""
         if self._lines is not None:
             self._lines.stop()
@@ -362,8 +362,8 @@ class MemoryTier:
                 taken.
             describe: called after the last chunk; returns the rank's part of the manifest as bytes,
                 and the CRC32 blocks of the content, ascending.
-            merge: called on rank 0 to turn all parts, by rank, into the manifest. It first checks
-                the claims; its error fails only the save in memory.
+            merge: called on rank 0 to turn all parts, by rank, into the manifest. `merge` first
+                checks the claims. If `merge` raises, only the save in memory fails.
         """
         if not self._joined:
             return False
@@ -495,7 +495,7 @@ class MemoryTier:
         """Returns the save of `found` or `newest` as a storage.
 
         Raises:
-            StorageError, WireError: if its manifest is no longer available.
+            StorageError, WireError: if the save's manifest is no longer available.
         """
         stamp = complete.stamp
         generation = Generation(stamp.epoch, stamp.number, stamp.step)

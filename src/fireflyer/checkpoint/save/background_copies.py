@@ -1,6 +1,6 @@
 """Registry of the copies that overlap training.
 
-It ends the copies before changes of tensors that torch's version counters do not record.
+The registry ends the copies before code changes tensors without advancing torch's version counters.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ def ended(copy: Releasable) -> None:
 def filled(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Lets code in the block fill the tensors without torch's knowledge.
 
-    At the end their version counters advance, so that autograd and other users of the counters see
-    a change.
+    At the end the tensors' version counters advance, so that autograd and other users of the
+    counters see a change.
     """
     end_copies()
     try:

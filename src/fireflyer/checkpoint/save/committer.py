@@ -52,7 +52,8 @@ class Job(msgspec.Struct, kw_only=True):
     staged: Staged
     """Bytes of the table. They lie in the arena, so they are valid only until the job ends."""
     before: Written | None
-    """Result of the last save of the same table, if the arena still held its bytes; else None."""
+    """Result of the last save of the same table, if the arena still held the bytes of that save;
+    else None."""
     metrics: Metrics
     in_memory: Future[bool]
     """Result: True if the memory tier holds the complete save."""
@@ -73,14 +74,15 @@ class Committer:
         self._storage = catalog.storage
         self._claims = claims
         self._keep = keep
-        # A rank that has not waited for the memory tier must wait for a rank that has.
+        # Adds the memory tier's deadline, because other ranks may first wait that long for keepers.
         self._deadline_s = deadline_s + (copies.deadline_s if copies is not None else 0.0)
         self._copies = copies
         self._swept = False
         self._abandoned = threading.Event()
 
     def run(self, job: Job) -> Written:
-        """Writes this rank's file; returns the places of its pieces once the save is committed.
+        """Writes this rank's file; returns the places of the file's pieces once the save is
+        committed.
 
         Raises:
             CheckpointError: if another rank failed or missed the deadline, a tensor changed while
@@ -260,7 +262,8 @@ class Committer:
                     "step %d is saved, but cannot remove %s: %s", generation.step, done, error
                 )
             return
-        # A newer run has removed the part, even if the save was committed.
+        # The part is gone without a confirmation. If a newer run removed it, `check` raises,
+        # although the save may have been committed.
         self._claims.check(generation.epoch)
         raise CheckpointError(
             f"step {generation.step} is not saved: another process removed {part}"

@@ -19,8 +19,9 @@ SERIES_SAVES = 16
 to files of their series only."""
 
 _OLDER_PER_KEPT, _OLDER_PER_ALL = 4, 2
-"""Maximum ratios of the total size of the older files to which an incremental save refers. The
-first is relative to the pieces still used in these files, the second to all pieces."""
+"""Limits of the total size of the older files to which an incremental save refers. _OLDER_PER_KEPT
+is the maximum ratio to the size of the pieces still used in these files. _OLDER_PER_ALL is the
+maximum ratio to the size of all pieces."""
 
 
 class Written(NamedTuple):
@@ -39,9 +40,9 @@ class Written(NamedTuple):
 class Image:
     """Data file that is written while the copy into the arena runs.
 
-    Given the result of the last save, the file holds only the sections that have changed since.
-    These sections are known only when the whole copy has ended. The file holds all sections once in
-    SERIES_SAVES saves, and also when too little of the older files would still be used.
+    If `before` is the result of the last save, the file holds only the sections that have changed
+    since. These sections are known only when the whole copy has ended. The file holds all sections
+    once in SERIES_SAVES saves, and also when too little of the older files would still be used.
     """
 
     def __init__(self, table: Table, staged: Staged, file: str, before: Written | None) -> None:

@@ -83,9 +83,9 @@ class Preparer:
         """Agrees on a save. Collective: one all-gather of a few numbers if no layout has changed.
 
         Args:
-            claim: returns rank 0's epoch and save number (any numbers on other ranks), and True if
-                this rank wants all ranks to join the memory tier again. If it raises, the save
-                fails on all ranks.
+            claim: returns (epoch, save number, True if this rank wants all ranks to join the memory
+                tier again). Only the two numbers that rank 0 returns are used. If `claim` raises,
+                the save fails on all ranks.
 
         Raises:
             CheckpointError, FireflyerError: on all ranks, if any rank cannot take part.

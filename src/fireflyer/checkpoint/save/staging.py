@@ -166,7 +166,7 @@ class Staged:
 
     def release(self) -> None:
         """Completes the copy and checks its sources. The training thread calls this before it
-        changes them."""
+        changes the sources."""
         if not self._still.is_set():
             with contextlib.suppress(CheckpointError):  # the committing thread raises it
                 self.wait(help=True)
@@ -305,8 +305,10 @@ class Stager:
         overlap: bool,
         compare: bool,
     ) -> list[tuple[DeviceCopy, np.ndarray[Any, Any] | None]]:
-        """Starts the copies of the sections selected by `there`. Those also selected by `late`,
-        which may end after `stage` returns, come last."""
+        """Starts the copies of the sections that `there` selects.
+
+        Sections that `late` selects, too, come last. Their copies may end after `stage` returns.
+        """
         started = []
         for chosen in (there & ~late, there & late):
             if not chosen.any():
@@ -369,8 +371,8 @@ def _watched(
 def _copy_odd(data: memoryview, section: Section, local: Local, compare: bool) -> bool:
     """Copies a section that only torch or numpy can copy, e.g. from a strided tensor.
 
-    Returns True if the arena's bytes changed; always True for a section with bytes unless
-    `compare`.
+    If `compare`, returns True if the copy changed the arena's bytes. Otherwise returns True for
+    every section with bytes.
     """
     if section.nbytes == 0:
         return False

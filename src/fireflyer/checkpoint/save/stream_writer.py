@@ -42,7 +42,7 @@ def write_sections(storage: Storage, file: str, sections: Sequence[Section]) -> 
 
     Raises:
         StorageError: if the write fails; no file is left.
-        CheckpointError: if a stream's length differs from its section's.
+        CheckpointError: if the length of a section's stream differs from the section's `nbytes`.
     """
     crcs: list[tuple[int, ...]] = []
     places = list(_places(sections))
@@ -106,7 +106,8 @@ def _file(
 
 
 def _extend(crcs: list[int], position: int, part: memoryview) -> None:
-    """Updates the CRCs of a piece's blocks with `part`, which starts at byte `position` of it."""
+    """Updates the CRCs of a piece's blocks with `part`; `part` starts at byte `position` of the
+    piece."""
     done = 0
     while done < len(part):
         room = CRC_BYTES - (position + done) % CRC_BYTES

@@ -42,8 +42,7 @@ class Contents(abc.ABC):
         return [node for node in self.nodes if isinstance(node, Tensor)]
 
     def boxes(self, node: Tensor) -> list[Box]:
-        """Returns the division of a tensor that is cheapest to read: disjoint boxes that cover
-        it."""
+        """Returns disjoint boxes that cover a tensor: the division that is cheapest to read."""
         return [whole(node.shape)] if math.prod(node.shape) else []
 
     @abc.abstractmethod

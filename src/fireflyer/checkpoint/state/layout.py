@@ -243,7 +243,7 @@ def _test_tensor(like: torch.Tensor) -> _Test:
         if item.dtype is not dtype or item.layout is not strided or item.shape != shape:
             return None
         held = item.untyped_storage().nbytes() - item.storage_offset() * itemsize
-        return cast(Local, item) if held >= extent else None  # its memory was freed
+        return cast(Local, item) if held >= extent else None  # None: memory was freed
 
     return test
 

@@ -14,7 +14,8 @@ from fireflyer.checkpoint.state.boxes import Box, Shape, whole
 from fireflyer.errors import CheckpointError
 
 MAX_DIMENSIONS = 63
-"""Maximum number of a tensor's dimensions. numpy allows one more, which the byte view uses."""
+"""Maximum number of a tensor's dimensions. numpy allows one more dimension, which the byte view
+uses."""
 
 _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]*")
 _NUMPY_DTYPE = re.compile(r"[<>|][biufcmMSUV]\d{0,9}(\[[0-9A-Za-z/]{1,20}\])?")
@@ -83,7 +84,7 @@ def is_leaf(item: object) -> bool:
 
 
 def _is_dtensor(item: object) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists unless it is imported
+    module = sys.modules.get("torch.distributed.tensor")  # without this module no DTensor exists
     return module is not None and isinstance(item, module.DTensor)
 
 

@@ -1,6 +1,6 @@
 """Verbs and options of `fireflyer user`, `group`, `token`, `quota` and `audit`.
 
-The implementation of a verb is imported when it runs.
+The implementation of a verb is imported when the verb runs.
 """
 
 from pathlib import Path

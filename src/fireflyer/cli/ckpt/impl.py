@@ -124,7 +124,8 @@ def _described(label: str, node: Node, stats: compare.Statistics | None) -> dict
 
 
 def _print_node(label: str, node: Node, stats: compare.Statistics | None, *, deep: bool) -> None:
-    """Prints a line per node: in a tree its last key, indented; otherwise its full name."""
+    """Prints one line for a node: if `deep`, its last key, indented by its depth; else its full
+    name."""
     indent = "  " * len(node.path) if deep else ""
     name = path_name(node.path[-1:] if deep else node.path) if node.path else label or "state"
     text = _clipped(compare.shown(node))

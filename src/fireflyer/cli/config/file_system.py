@@ -1,4 +1,5 @@
-"""Settings of a file system: of its cluster.toml, derived from these, and of its clients."""
+"""Settings of a file system: those of its cluster.toml, values derived from them, and those of its
+clients."""
 
 import os
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from fireflyer.validator.failures.records import Source, from_events, parse
 
 BEGIN = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 BAR = 40
-"""Width of the longest bar."""
+"""Width of the longest bar in characters."""
 
 
 def report(

@@ -1,7 +1,7 @@
 """`mount.fireflyer`, the program that mount(8) runs for the type `fireflyer` of fstab.
 
-mount(8) looks for this program in /sbin: see docs/operate/fs3-mount.md. The arguments are those that
-mount(8) passes, `SPEC DIR [-sfnv] [-o OPTIONS]`; SPEC is the DIR of `fireflyer fs mount --dir`.
+mount(8) looks for this program in /sbin: see docs/operate/fs3-mount.md. mount(8) passes the
+arguments `SPEC DIR [-sfnv] [-o OPTIONS]`; SPEC is the value of `fireflyer fs mount --dir`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ IGNORED = {
     *("defaults", "auto", "noauto", "nofail", "_netdev", "nouser"),
     *("nosuid", "nodev", "noatime", "nodiratime", "relatime", "allow_other"),
 }
-"""Options that mount(8) and systemd read themselves, and options that always hold."""
+"""Options that mount(8) and systemd read themselves, and options that are always in force."""
 
 
 class Options(NamedTuple):

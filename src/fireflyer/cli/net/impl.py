@@ -112,7 +112,7 @@ def _write_lines(names: Iterable[str]) -> None:
 def _side_by_side(
     nodes: int, storage: int, cross: int, parts: Catalogue, html: Path | None, *, json: bool
 ) -> None:
-    """Prints the networks that hold the nodes, and why the others do not."""
+    """Prints the networks that hold the nodes, and the reasons why other networks cannot."""
     rows: list[dict[str, Any]] = []
     for topology in sizing.TOPOLOGIES:
         try:

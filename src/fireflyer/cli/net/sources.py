@@ -10,7 +10,7 @@ def sites(preset: str | None, ibnetdiscover: Path | None) -> list[infiniband.Sit
     """Returns the planes of a preset, or the network of a file.
 
     Raises:
-        ConfigError: not exactly one of them is given, or the file cannot be read.
+        ConfigError: both arguments are given or neither, or the file cannot be read.
         FabricError: no preset has the name, or the text is damaged.
     """
     if (preset is None) == (ibnetdiscover is None):

@@ -28,7 +28,7 @@ def find(names: Sequence[str], home: Path | None, *, wait: bool) -> Targets:
     """Returns the processes of process ids or of one task id.
 
     Raises:
-        ConfigError: a name is neither a process id nor the only task id.
+        ConfigError: a name is no process id; or it is a task id, but not the only name.
         ProfileError: the task has no running rank on this machine.
     """
     if len(names) == 1 and re.fullmatch(r"t\d+", names[0]):

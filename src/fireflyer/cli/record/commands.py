@@ -85,7 +85,7 @@ def _unwind_on_sigterm(context: typer.Context) -> None:
         return
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_DFL:
-        return  # another handler, or ignored
+        return  # SIGTERM has another handler, or is ignored
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN)  # cleanup must not be interrupted

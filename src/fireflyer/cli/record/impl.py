@@ -65,7 +65,7 @@ def ls(files: list[str], *, json: bool, html: Path | None, samples: int, force: 
             text = page(names, samples)
             write_atomically(html, lambda path: _write_text(path, text))
             if is_stream(html):
-                return  # stdout may have the page
+                return  # `html` may be stdout, so nothing else is printed
         found = [statistics.describe_file(name) for name in names]
     show_result(found, lambda: _show_files(found, html), json=json)
 
@@ -321,7 +321,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def _done(written: Written, *, json: bool) -> None:
     if is_stream(written.files[0]):
-        return  # stdout may have the bytes
+        return  # the output may be stdout, so nothing else is printed
     size = statistics.size_text(written.bytes)
     where = plain(written.files[0])
     if len(written.files) > 1:

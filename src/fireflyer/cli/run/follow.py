@@ -16,7 +16,8 @@ from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 WAIT_S = 20.0
 HELD_S = 0.2
-"""Seconds for which an incomplete line waits for its end: `print` writes a line in pieces."""
+"""Seconds for which an incomplete line waits for its end, because `print` may write a line in
+pieces."""
 MOST_HELD = 1 << 16
 """Maximum size of a held incomplete line in bytes."""
 

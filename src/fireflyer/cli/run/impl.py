@@ -31,7 +31,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     """The task; its script and folders may be relative to the working directory."""
     workspace_limit: int
-    """Limit in bytes."""
+    """Maximum size of the workspace in bytes."""
     shaped: bool = True
     """False if neither options nor a job file set nodes and ranks: a rehearsal may choose them."""
 
@@ -65,7 +65,7 @@ class Companion(Protocol):
     """Process that runs beside a task, e.g. its profiler."""
 
     def finish(self) -> None:
-        """Called after the task's end, if it was followed until then."""
+        """Called after the task's end, if `run` followed the task until then."""
         ...
 
 
@@ -135,9 +135,10 @@ def prepare(request: Launch, home: Path | None) -> tuple[TaskSpec, Client]:
 
 
 def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, json: bool) -> int:
-    """Stops, suspends or resumes tasks; waits for the state `goal` of each if it is given.
+    """Stops, suspends or resumes tasks.
 
-    If the request fails for one task, the other tasks still get it, and the exit code is 1.
+    If `goal` is given, the call then waits until each task has that state. If the request fails for
+    one task, the other tasks still get it, and the exit code is 1.
     """
     client = Client(home)
     call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}
@@ -204,7 +205,7 @@ class Followed(NamedTuple):
 
 
 def follow_task(client: Client, view: View, *, all_ranks: bool, json: bool) -> Followed:
-    """Follows the task until it ends or until a second Ctrl-C; the first Ctrl-C stops it."""
+    """Follows the task until it ends or until a second Ctrl-C; the first Ctrl-C stops the task."""
     world = view.spec.nodes * view.spec.ranks_per_node
     out = sys.stderr.buffer if json else sys.stdout.buffer
     ranks = range(world) if all_ranks else [0]

@@ -22,10 +22,12 @@ from fireflyer.program import plain
 
 KEYS = ("time", "warmup", "recorders", "trace", "rate")
 ATTACH_TIMEOUT_S = 120
-"""Seconds for a rank to reach Python code after its start: native code may wait for other ranks."""
+"""Seconds that the profiler waits for a rank's answer. A rank answers only in Python code, and its
+native code may wait for other ranks after the start."""
 
 FINISH_TIMEOUT_S = 60.0
-"""Seconds for the profiler to write its files after the end of the task."""
+"""Maximum number of seconds to wait, after the end of the task, until the profiler has written its
+files."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -136,8 +138,8 @@ class Profiling:
                 os.close(log)
 
     def finish(self) -> None:
-        """Waits after the task's end until the profiler has written its files; prints their
-        folder."""
+        """Waits after the task's end until the profiler has written its files; prints the
+        folder of the files."""
         try:
             code = self._process.wait(FINISH_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ def start_as_asked(
     """Runs the task: with the faults of `rehearse`, profiled with the options `prof`, or plain.
 
     Raises:
-        ConfigError: both are given.
+        ConfigError: both `rehearse` and `prof` are given.
     """
     if rehearse is not None and prof is not None:
         raise ConfigError("--prof and --rehearse exclude each other")

@@ -1,4 +1,7 @@
-"""`--quota` and `--window` of `fireflyer sim`; the words are those of `quota` and `window`."""
+"""Parsers of `--quota`, `--window` and `--types` of `fireflyer sim`.
+
+The words of quotas and windows mean the same as in `fireflyer quota` and `fireflyer window`.
+"""
 
 import re
 from collections.abc import Collection, Iterable

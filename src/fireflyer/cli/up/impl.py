@@ -109,7 +109,8 @@ def serve(
     remembers `given` from then on.
 
     Raises:
-        ConfigError: the engine cannot be used, or has nodes of its own; or an option is invalid.
+        ConfigError: the engine cannot be used; nodes or GPUs are given for Slurm, which has its own
+            nodes; or an option is invalid.
     """
     found = locate(home)
     database, public = where.postgresql(), where.public()

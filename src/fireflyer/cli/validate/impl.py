@@ -103,7 +103,7 @@ def _figures(checks: tuple[Check, ...]) -> set[str]:
 
 
 def _progress(text: str) -> None:
-    """Shows a line on a terminal, in the place of the last one."""
+    """Shows a line on a terminal, in place of the previous line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{plain(text)}")
         sys.stderr.flush()
@@ -120,7 +120,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 
 def _check_csv(path: Path, of_round: str) -> tuple[str, ...]:
-    """Refuses, before the checks begin, a file to which their samples cannot be appended.
+    """Rejects a file to which samples cannot be appended; called before the checks begin.
 
     Returns:
         Columns of the file, or of the file that will be created.

@@ -104,7 +104,7 @@ class NewFolder:
                     raise type(error)(message) from error
             elif isinstance(error, OSError):
                 raise error
-        except FireflyerError:  # some of them are also OSErrors
+        except FireflyerError:  # some FireflyerErrors are also OSErrors
             raise
         except OSError as failed:
             raise _cannot_write(self._out, failed) from failed
@@ -169,7 +169,7 @@ class NewFolder:
         return self._place.parent / f".ffrecord-{tag}.old"
 
     def _recover(self) -> None:
-        """Completes a replacement that was killed between its two renames.
+        """Cleans up after a replacement by two renames whose process was killed.
 
         If the new folder is in place, deletes the old folder; otherwise restores it.
         """
@@ -231,7 +231,7 @@ def write_atomically(out: Path, fill: Callable[[Path], None]) -> int:
             if not placed:
                 Path(path).unlink(missing_ok=True)
             os.close(lock)
-    except FireflyerError:  # some of them are also OSErrors
+    except FireflyerError:  # some FireflyerErrors are also OSErrors
         raise
     except BrokenPipeError:  # the reader closed the pipe
         raise
@@ -262,7 +262,7 @@ def _new_folder(path: str) -> int:
     os.mkdir(path)
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as error:  # `sweep` elsewhere removed it before it was locked
+    except FileNotFoundError as error:  # another process's `sweep` removed the folder
         raise FileExistsError(path) from error
 
 

@@ -139,7 +139,7 @@ class _ArrayFile:
         self._rows, self._crc = self._rows + 1, zlib.crc32(data, self._crc)
 
     def check_read(self, source: Source) -> None:
-        """Reads the closed file back; raises StorageError if its values differ from the added ones."""
+        """Reads the closed file back; raises StorageError if it does not hold the added values."""
         crc = 0
         try:
             found = np.load(self._path, mmap_mode="r", allow_pickle=False)

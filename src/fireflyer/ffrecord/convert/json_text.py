@@ -21,7 +21,7 @@ class JsonEncoder:
 
     Args:
         nan: "NaN" writes NaN, Infinity and -Infinity, which Python and JavaScript's JSON5 read;
-            "null" writes null for them, as strict JSON needs.
+            "null" writes null for these values, as strict JSON needs.
     """
 
     def __init__(self, nan: str = "NaN") -> None:

@@ -1,6 +1,6 @@
 """HTML preview of record files: self-contained, without scripts, for light and dark screens.
 
-Images are shown from their stored bytes, JPEG and PNG as data: URIs; nothing is decoded here. All
+The stored bytes of JPEG and PNG images are embedded as data: URIs; nothing is decoded here. All
 data from the files is escaped.
 """
 
@@ -36,9 +36,10 @@ _SIGNATURES = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/pn
 
 
 def page(files: Sequence[str], shown: int = SHOWN) -> str:
-    """Returns the page of `files`, with `shown` evenly spread samples; columns may differ.
+    """Returns the page of `files`, with `shown` evenly spread samples. Files may have different
+    columns.
 
-    Raises the errors of `FileReader`; no damaged sample is shown.
+    Raises the errors of `FileReader`, also for a damaged sample.
     """
     names = file_names(files)
     listed = [describe_file(name) for name in names]
@@ -89,7 +90,7 @@ class Field(NamedTuple):
     """Value of a column of a sample.
 
     Attributes:
-        name: column; "" if the sample has no other.
+        name: name of the column; "" if the sample has only this column.
         kind: "text", "code", "image" or "note": how to show the value.
         value: text, or the address of an image.
     """

@@ -91,7 +91,7 @@ def open_writer(
         path: the record file.
         columns: columns of the rows.
         form: version and compression.
-        n: number of rows; None: unknown, so a v1 writer must move the rows behind their index.
+        n: number of rows; None: unknown, so a v1 writer writes the rows twice.
 
     Raises:
         ConfigError: v1 cannot hold the columns. Also raises what `FileWriter` raises.

@@ -1,4 +1,4 @@
-"""Functions that pack, merge and split: they write the rows of a source to record files."""
+"""Functions for pack, merge and split, which write the rows of a source to record files."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -63,7 +63,8 @@ def same_kind(files: Sequence[str]) -> RecordSource:
 
 
 def form_of(source: RecordSource, compression: str | None) -> Form:
-    """Returns the form of copies of `source`: its version and compression, or v2 with `compression`."""
+    """Returns the form of copies of `source`. With `compression`, that is v2 with this compression;
+    otherwise it is the form of `source`."""
     if compression is None and is_compressed(source.reader):
         compression = "zstd"
     return Form(2 if compression is not None else source.version, compression)
@@ -104,7 +105,7 @@ def split_by_fractions(
 
 
 def shares(total: int, fractions: Sequence[float]) -> list[int]:
-    """Returns integers that sum to `total` and are nearest to its `fractions`.
+    """Returns an integer near `total` times each fraction; the integers sum to `total`.
 
     Raises:
         ConfigError: a fraction is not positive, or the fractions do not sum to 1.

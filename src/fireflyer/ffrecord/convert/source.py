@@ -53,7 +53,7 @@ class Column:
         return f"{self.written}[{sizes}]" if self.shape else self.written
 
     def joined(self, other: "Column") -> "Column | None":
-        """Returns a column that holds the values of both columns; None if there is none."""
+        """Returns a column that holds the values of both columns; None if no column can."""
         if NESTED in (self.dtype, other.dtype) and self.name == other.name:
             return Column(self.name, NESTED)
         if replace(self, nullable=other.nullable) != other:
@@ -66,7 +66,7 @@ class Source(Protocol):
 
     Attributes:
         name: name for messages and titles.
-        length: number of rows; None if it is unknown before reading.
+        length: number of rows; None if the number is unknown before all rows are read.
         columns: columns of every row; `rows` raises for a row with other columns.
         paths: files and folders that the source reads, as the caller named them.
     """
@@ -110,7 +110,8 @@ def ahead(load: Callable[[int], Row], length: int, jobs: int) -> Iterator[Row]:
 class Chain:
     """Concatenation of sources with the same columns.
 
-    A column may be nullable in some of the sources only. Nested values join any other type.
+    A column may be nullable in some of the sources only. A column that is nested in some of the
+    sources is nested in the result.
     """
 
     def __init__(self, sources: Sequence[Source], name: str | None = None) -> None:
@@ -214,13 +215,14 @@ def value_of(value: Any, column: Column, where: str) -> Any:
         array = as_array(value)
         target = np.dtype(column.dtype)
         if array is not None and not array.size and isinstance(value, list | tuple):
-            array = array.astype(target)  # numpy takes a list without numbers for float64
+            array = array.astype(target)  # numpy makes an empty list a float64 array
         fits = array is not None and len(array.shape) == len(column.shape)
         if fits and array is not None and np.can_cast(array.dtype, target, "safe"):
             pairs = zip(array.shape, column.shape, strict=True)
             if all(asked is None or size == asked for size, asked in pairs):
                 made = np.ascontiguousarray(array, target).reshape(array.shape)
-                # numpy calls int64 to float64 safe, which rounds integers beyond 2**53.
+                # numpy calls the cast from int64 to float64 safe, although it rounds integers
+                # beyond 2**53.
                 if target.kind not in "fc" or array.dtype.kind not in "iu":
                     return made
                 if np.array_equal(made.real.astype(array.dtype), array):
@@ -245,7 +247,7 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def column_of(name: str, value: Any, where: str, *, free: bool = False) -> Column:
-    """Returns a column for `value`; with `free`, also for arrays of other sizes.
+    """Returns a column for `value`; with `free`, the column accepts arrays of any sizes.
 
     Raises:
         ConfigError: no column can hold the value.

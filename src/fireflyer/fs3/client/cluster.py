@@ -28,7 +28,8 @@ class Cluster:
     """Routing and connections of a client. Thread-safe.
 
     Attributes:
-        engine: native engine that reads and writes; it gets each pushed routing immediately.
+        engine: native engine that reads and writes; the engine gets each pushed routing
+            immediately.
     """
 
     def __init__(

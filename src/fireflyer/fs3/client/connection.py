@@ -204,8 +204,8 @@ class Client(Names):
                 numpy array, a torch tensor on the CPU, ...).
 
         Returns:
-            Number of bytes read for each request: less than its memory holds only at the end of its
-            file.
+            Number of bytes read for each request. It is less than the size of the request's memory
+            only if the file ends there.
 
         Raises:
             Corrupted, DeadlineExceeded, StorageError: the read failed.
@@ -270,11 +270,11 @@ class Client(Names):
     def read_summed(
         self, files: Sequence[File], rows: "NDArray[np.int64]", starts: Sequence[int]
     ) -> list[int]:
-        """Reads like `read_rows`; returns the CRC32C of each row, which begins with the row's value
-        in `starts`.
+        """Reads like `read_rows`; returns the CRC32C of each row. `starts` has the initial CRC32C
+        of each row.
 
-        A row's CRC32C is combined from the CRC32Cs that the read verifies, so no byte is summed
-        twice.
+        A row's CRC32C is combined from the CRC32Cs that the read verifies, so no byte is
+        checksummed twice.
         """
         maps = [file.source().map for file in files]
         holes, sums = self._data.read_summed(maps, rows, starts, _names(files))

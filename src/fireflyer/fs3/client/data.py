@@ -74,7 +74,7 @@ class Data:
             batch = Batch.of_buffers(maps, ends, requests)
         except BufferError:
             raise TypeError("a read-write bytes-like object is required") from None
-        except TypeError:  # checked only now, because a batch may have thousands of requests
+        except TypeError:  # offsets are checked only now: a batch may have thousands of requests
             for _, offset, _ in requests:
                 natural(offset, "offset")
             raise

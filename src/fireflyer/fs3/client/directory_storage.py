@@ -184,7 +184,7 @@ class Fs3Storage:
             try:
                 return client.read_summed(files, rows, starts)
             except FireflyerError:
-                for name in names:  # a removed file may be the cause
+                for name in names:  # a file that was kept open may have been removed
                     self._open_files.pop((client, name), None)
                 raise
 
@@ -277,7 +277,8 @@ class Fs3Storage:
                     file.write(chunk)
             yield
         finally:
-            # Usually the rename has removed this name. Otherwise the first error matters more.
+            # Usually the rename has removed this name. Otherwise an error of the write matters more
+            # than an error of this removal.
             with contextlib.suppress(FireflyerError):
                 self._client.unlink(path)
 

@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 def find(where: str | None = None) -> Place:
-    """Finds a file system by the folder of `fireflyer fs up --dir`, its cluster.toml, or addresses.
+    """Finds a file system by the folder of `fireflyer fs up --dir`, a cluster.toml, or addresses.
 
     Addresses are HOST:PORT[,HOST:PORT...].
 
@@ -65,7 +65,7 @@ def _in_folder(folder: Path) -> Place:
     if EMBEDDED not in config.nodes:
         start = f"`fireflyer fs up --config {folder / FILE} --name NODE` starts a node of it"
     addresses = [config.manager] if config.manager else []
-    with contextlib.suppress(FileNotFoundError):  # the process may have chosen its port
+    with contextlib.suppress(FileNotFoundError):  # has the port that the process chose
         addresses.insert(0, (folder / ADDRESS_FILE).read_text().strip())
     for address in addresses:
         with contextlib.suppress(OSError):

@@ -38,10 +38,11 @@ class File(io.RawIOBase):
     """Open file of fs3, in bytes and unbuffered. Thread-safe except for its position.
 
     A write is durable when it returns. Other clients see the new length after `fsync`, `close` or
-    `truncate` has reported it; a file that is opened later has all these bytes (close-to-open
-    consistency). Several threads may append to one `File`. If a file is open several times, only
-    one `File` may append: the first that does, until it is closed. Appends through another `File`
-    raise EBUSY. `io.BufferedReader` and `io.TextIOWrapper` accept a `File` like any raw file.
+    `truncate` has reported that length; a file that is opened later has all these bytes
+    (close-to-open consistency). Several threads may append to one `File`. If a file is open several
+    times, only the `File` that appends first may append, until that `File` is closed. Appends
+    through another `File` raise EBUSY. `io.BufferedReader` and `io.TextIOWrapper` accept a `File`
+    like any raw file.
     """
 
     def __init__(
@@ -371,7 +372,8 @@ class File(io.RawIOBase):
     def _adopt(self, now: Inode) -> None:
         """Adopts the inode of a file that another client truncated.
 
-        Chunks beyond its length were written after the truncation. REQUIRES: `_turn` is held.
+        Chunks beyond the inode's length were written after the truncation, so the new length
+        includes them. REQUIRES: `_turn` is held.
 
         Raises:
             StorageError, DeadlineExceeded: the state of this file is unchanged.

@@ -122,8 +122,8 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         return self._described(path, own)
 
     def _described(self, path: str, own: Inode) -> Info:
-        """Describes the name `path` of inode `own`; a symlink by its target's inode if the target
-        exists."""
+        """Describes the name `path` of inode `own`. If `own` is a symlink and its target exists,
+        the target's inode is described."""
         at, link = own, own.kind == SYMLINK
         if link:
             with contextlib.suppress(FileNotFoundError):
@@ -276,7 +276,8 @@ class Fs3FileSystem(AsyncFileSystem):  # type: ignore[misc]  # untyped
         maxdepth: int | None = None,
         **options: Any,
     ) -> None:
-        """Renames a file or a directory atomically; moves it into `path2` if that is a directory.
+        """Renames a file or a directory atomically. If `path2` is a directory, the result is inside
+        `path2`.
 
         For lists and patterns, fsspec's own method copies the files and removes the sources.
         """

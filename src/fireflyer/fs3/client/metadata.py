@@ -92,7 +92,7 @@ class Metadata:
     ) -> None:
         self.client = client
         policy = Policy(
-            final=(NoSpace,),  # no retry: the caller decides, as for chunks
+            final=(NoSpace,),  # not retried: the caller decides, as for writes of chunks
             before_retry=settings.before_retry,
         )
         self._wire = Wire(
@@ -178,8 +178,8 @@ class Metadata:
 class SessionKeepAlive:
     """Heartbeat thread that keeps a client's sessions alive while files are open for writing.
 
-    The thread starts with the first file. It ends after an interval without an open file, not at
-    the last close, because a program may open and close thousands of files a second.
+    The thread starts with the first file. It ends after an interval without an open file. It does
+    not end at the last close, because a program may open and close thousands of files a second.
     """
 
     def __init__(self, metadata: Metadata, every_s: float) -> None:

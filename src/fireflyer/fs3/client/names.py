@@ -100,10 +100,10 @@ def _times(ns: tuple[int, int]) -> tuple[int, int]:
 class Names:
     """Names of a file system, for the user of this process. Paths start at the root. Thread-safe.
 
-    Paths are str (bytes that are not UTF-8 by `surrogateescape`), bytes or os.PathLike; returned
-    names are str. Every method raises FileError, which is also Python's OSError of its kind
-    (FileNotFoundError, ...), and WireError if no service answers. Invalid paths and numbers raise
-    ValueError, TypeError and OverflowError where `os` does.
+    Paths are str (with `surrogateescape` for bytes that are not UTF-8), bytes or os.PathLike.
+    Returned names are str. Every method raises FileError, which is also Python's OSError of its
+    kind (FileNotFoundError, ...), and WireError if no service answers. Invalid paths and numbers
+    raise ValueError, TypeError and OverflowError where `os` does.
     """
 
     def __init__(self, metadata: Metadata) -> None:

@@ -22,8 +22,8 @@ PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 """Longest pause between attempts, in seconds."""
 ROUNDS = 2
-"""Number of damaged answers of each replica after which the bytes count as lost. A repair may
-succeed between the answers."""
+"""Number of damaged answers of each replica after which the bytes count as lost. There is more than
+one, because a repair may succeed between two answers."""
 
 DAMAGED = {Outcome.CORRUPT, Outcome.MISMATCH}
 ELSEWHERE = {
@@ -122,8 +122,8 @@ class Retry:
             self._routes.wait(seen, min(pause, left), ask=ask)
             if settings.before_retry:
                 settings.before_retry()
-            # A new routing may reach the nodes a little later than this client. Therefore it
-            # restarts the backoff with the shortest pause.
+            # A new routing may reach the nodes a little later than this client. Therefore a new
+            # routing restarts the backoff with the shortest pause.
             news = self._routes.version > seen
             pause_s = PAUSE_S if news else min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -149,7 +149,8 @@ class Retry:
             raise self._corrupted(failure)
 
     def _requeue(self, batch: Pieces, failure: Failure) -> bool:
-        """Requeues a piece; returns True if it goes to a node that has not failed for it."""
+        """Requeues a piece; returns True if the piece goes to a node that has not failed for this
+        piece."""
         if self._writes or failure.outcome not in ELSEWHERE:
             batch.again(failure.piece)
             return False

@@ -27,7 +27,7 @@ class Settings:
     senders: int = 2
     """Maximum number of storage nodes that send large answers at a time ("request to send").
 
-    The nodes' work before they send is not limited.
+    The number of nodes that prepare an answer, and do not send yet, is not limited.
     """
     local: bool = True
     """True: read data of this machine's nodes from their files, not through a connection."""

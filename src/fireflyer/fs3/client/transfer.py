@@ -1,4 +1,4 @@
-"""Copies files and trees between this machine and a file system, or within one, in parallel.
+"""Copies files and trees in parallel: into, out of or inside a file system.
 
 A copy is written to a temporary file beside its target and renamed when it is complete. So a target
 never holds a partial copy, and an interrupted copy leaves the old file. If the target is a symlink,
@@ -93,7 +93,8 @@ class End(Protocol):
     def reader(self, path: str) -> Handle: ...
 
     def writer(self, path: str, permissions: int, called: str) -> Handle:
-        """Opens a new file; the umask applies to the permissions, and errors name it `called`."""
+        """Opens a new file; the umask applies to the permissions, and errors name the file
+        `called`."""
 
 
 class LocalHandle:

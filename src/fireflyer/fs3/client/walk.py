@@ -13,8 +13,8 @@ waiting chunks is not queried."""
 Asks = list[tuple[int, int]]
 """Queries: (position of the chain in the file's order, highest index to search)."""
 Answers = list[tuple[int, int, int]]
-"""Answers: (index of the chain's last chunk, number of its chunks down from that one without a gap,
-bytes of the last chunk); the number is 0 if there is no chunk."""
+"""Answers: (index of the chain's last chunk, number of consecutive chunks of the chain that end
+there, bytes of the last chunk); the number is 0 if there is no chunk."""
 
 
 def walk(
@@ -39,7 +39,7 @@ def walk(
         top = last - (last - chain) % stride
         if top >= first:
             unknown[chain] = top
-    held = np.empty(0, np.int64)  # found chunks; other chains may have chunks of higher index
+    held = np.empty(0, np.int64)  # found chunks that wait for chunks of higher index
     while unknown:
         waiting = np.bincount(held % stride, minlength=stride)
         asks = [(chain, top) for chain, top in unknown.items() if waiting[chain] < ENOUGH]

@@ -19,7 +19,7 @@ APPLICATION = 0x46463353  # "FF3S"
 WRITER_CACHE_KIB = 32 << 10
 READER_CACHE_KIB = 4 << 10
 BATCHES = (128, 32, 8, 7, 6, 5, 4, 3, 2, 1)
-"""Numbers of rows for which there is a statement."""
+"""Numbers of rows for which there are SQL statements (`_UPSERT` and `_DELETE`)."""
 
 _UPSERT = {n: "INSERT OR REPLACE INTO kv (k, v) VALUES " + ",".join(["(?,?)"] * n) for n in BATCHES}
 _DELETE = {n: f"DELETE FROM kv WHERE k IN ({','.join('?' * n)})" for n in BATCHES}
@@ -86,7 +86,7 @@ class Owner:
     """
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
-        """Takes the lock; `wait`: waits for it without a limit. Raises Unavailable, StorageError."""
+        """Takes the lock; with `wait`, waits without a limit. Raises Unavailable, StorageError."""
         name = path.with_name(path.name + ".lock")
         try:
             self._file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,7 +122,7 @@ def _holder(lock_file: int) -> str:
 
 
 def connect(path: Path, cache_kib: int) -> sqlite3.Connection:
-    """Opens a connection without implicit transactions that any thread may use."""
+    """Opens a connection that any thread may use. It has no implicit transactions."""
     link = sqlite3.connect(
         path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=64
     )

@@ -56,8 +56,8 @@ class Job(Generic[T]):
     def attempt(self, engine: Engine, transaction: Transaction) -> Transaction | None:
         """Runs the body; returns the transaction to commit, or None if there is nothing to commit.
 
-        The method ends the given transaction unless it returns it. If it raises, the caller must
-        end the transaction.
+        The method ends the given transaction unless it returns that transaction. If the method
+        raises, the caller must end the transaction.
         """
         try:
             if self._record is not None:
@@ -111,7 +111,7 @@ def run_many(engine: Engine, jobs: Sequence[Job[T]], *, retries: int = RETRIES) 
             for job, own in zip(waiting, begun, strict=True):
                 transaction = job.attempt(engine, own)
                 if transaction is not None:
-                    # The handler below ends it if a later job raises.
+                    # The handler below ends this transaction if a later job raises.
                     ready.append((job, transaction))
         except BaseException:
             for transaction in (*begun, *(refused for _, refused in ready)):

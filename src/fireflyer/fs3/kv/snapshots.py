@@ -1,4 +1,5 @@
-"""Views from which `sqlite` transactions read: a shared snapshot, or the leader's own view."""
+"""Views from which `sqlite` transactions read: a shared snapshot, or the leader's view
+(sqlite.py)."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class View:
     ) -> None:
         self.version = version
         self.users = users
-        self.thread = 0  # thread of the leader if this is the leader's view
+        self.thread = 0  # the leader's thread if this is the leader's view; otherwise 0
         self.link = link
         self._engine = engine
         self._read = read

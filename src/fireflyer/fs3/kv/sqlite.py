@@ -11,11 +11,11 @@ Invariants:
   outcomes, and makes a waiting caller the next leader.
 - A caller that begins several transactions while there is no leader becomes the leader (`_held`).
   It reads on the writer's connection, whose cache survives commits.
-- `_newest` holds committed values of rows read by leaders, none older than the last commit.
+- `_newest` is the leaders' cache of rows that they read, with the values as of the last commit.
 - `_version` grows after a group is durable. A snapshot's version is read before the snapshot is
-  taken, so it is never newer than the rows: acknowledged commits are seen, and no conflict is
-  missed.
-- Transactions that begin between two groups share one snapshot, and with it the cache of its reads.
+  taken, so the version is never newer than the snapshot's rows. Therefore acknowledged commits are
+  seen, and no conflict is missed.
+- Transactions that begin between two groups share one snapshot and the snapshot's cache of reads.
 - After an I/O error the end of the file is unknown, so the engine rejects all further commits.
 """
 
@@ -91,7 +91,7 @@ class SqliteEngine:
         self._broken: FireflyerError | None = None
         self._closed = False
         self._groups = self._commits = self._conflicts = self._commit_ns = (
-            0  # only the leader changes them
+            0  # only the leader changes these counters
         )
 
     def statistics(self) -> dict[str, int]:

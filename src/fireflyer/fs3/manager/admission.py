@@ -17,8 +17,8 @@ class Registration(msgspec.Struct, array_like=True):
 
     Attributes:
         name: name of the node.
-        address: address of its data service.
-        slots: number of its targets.
+        address: address of the node's data service.
+        slots: number of the node's targets.
         local: see `Node`.
         identity: identity of the node's folder; "": unknown.
         cluster: number of the file system to which the folder belongs; "": none yet.
@@ -43,7 +43,8 @@ class Rows(Protocol):
 
 
 def cluster_of(rows: Rows) -> str:
-    """Returns the number of the file system, 128 random bits in hex; draws one if it has none."""
+    """Returns the number of the file system, 128 random bits in hex; if the file system has no
+    number, draws one."""
     known = rows.get(CLUSTER_KEY)
     if known is None:
         known = secrets.token_hex(16).encode()
@@ -54,8 +55,8 @@ def cluster_of(rows: Rows) -> str:
 class Refused:
     """Nodes refused because they hold another file system's chunks, and the reasons.
 
-    An entry is for display. It is kept until a process of that name is admitted, if it is among
-    the newest REFUSED_KEPT.
+    Entries are for display. An entry is kept until a process of its name is admitted, or until
+    there are REFUSED_KEPT newer entries.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ def check_heartbeat(number: int, cluster: str, own: str) -> None:
     """Checks that a node that sent a heartbeat belongs to this file system.
 
     Args:
-        number: number of the node, in its file system.
+        number: number of the node, as its file system assigned it.
         cluster: number of the node's file system; "": not sent.
         own: number of the manager's file system.
 

@@ -24,7 +24,8 @@ LARGEST_FAMILY = 300
 def balanced_design(n: int, t: int, r: int) -> list[Block] | None:
     """Returns the blocks, or None if no construction here gives them.
 
-    A construction makes a design with one value of `t`; repeated blocks give designs with multiples.
+    A construction makes a design with one value of `t`; repeated blocks give designs with multiples
+    of that value.
     """
     if t * (r - 1) % (n - 1) or n * t % r:
         return None

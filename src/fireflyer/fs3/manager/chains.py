@@ -1,6 +1,7 @@
 """Membership of a chain: a pure function of the chain's last version and its targets' reports.
 
-The states and rules are those of docs/internals/fs3-chain.md; numbers in comments are its rules.
+docs/internals/fs3-chain.md defines the states and rules; "rule N" in a comment is rule N of that
+page.
 """
 
 import enum
@@ -13,11 +14,17 @@ class Public(enum.IntEnum):
     """State of a member, decided by the manager; the numbers order the members of a chain."""
 
     SERVING = 0
+    """The member is up to date and serves reads and writes."""
     RECOVERING = 1
+    """The member, a former LASTSRV, fetches missing data from LASTSRV members, and then serves."""
     LASTSRV = 2
+    """Last serving: the member was serving when the chain lost its last serving member."""
     SYNCING = 3
+    """The member follows the serving members; the writes that it missed are being copied to it."""
     WAITING = 4
+    """The member is alive and waits for its turn to sync."""
     OFFLINE = 5
+    """The member is not alive."""
 
 
 class LocalState(enum.IntEnum):
@@ -35,9 +42,9 @@ class Local(msgspec.Struct, frozen=True, array_like=True):
     """Report of an alive target.
 
     Attributes:
-        incarnation: number of the start of its process, from 1.
-        version: chain version at which it became UPTODATE.
-        store: number of its store, drawn when the empty store was created.
+        incarnation: number of the start of the target's process, from 1.
+        version: chain version at which the target became UPTODATE.
+        store: number of the target's store, drawn when the empty store was created.
     """
 
     incarnation: int
@@ -50,8 +57,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """Target as a member of a chain.
 
     Attributes:
-        incarnation: incarnation that was made SERVING, RECOVERING or SYNCING; 0 in other states.
-        store: store with which it was made SERVING or RECOVERING, kept while LASTSRV; 0: any.
+        incarnation: incarnation of the target that was made SERVING, RECOVERING or SYNCING; 0 in
+            other states.
+        store: store with which the target was made SERVING or RECOVERING, kept while LASTSRV; 0:
+            any.
     """
 
     target: int
@@ -138,8 +147,8 @@ def dismissed(before: Chain, after: Chain) -> set[int]:
 def needs_answer_of(chain: Chain, locals_: Mapping[int, Local]) -> tuple[int, ...]:
     """Returns the serving targets of which one must answer before `next_chain` is published.
 
-    If some serving members leave, the members that seem to stay may be dead, too, but not yet
-    detected. A change that is published too early could leave such a dead member as the only
+    If some serving members leave, the members that seem to stay may also be dead, which is not
+    detected yet. A change that is published too early could leave such a dead member as the only
     LASTSRV.
     """
     serving = [member for member in chain.members if member.state is Public.SERVING]
@@ -164,7 +173,8 @@ def restart_from(chain: Chain, target: int) -> Chain:
 def has_served(chain: Chain) -> bool:
     """Returns whether the chain serves, or is stopped and served before.
 
-    A stopped chain served before if its last holders have the stores that served.
+    A stopped chain served before if a LASTSRV member has a recorded store, and no member is
+    RECOVERING.
     """
     if chain.targets(Public.SERVING):
         return True

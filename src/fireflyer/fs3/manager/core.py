@@ -52,9 +52,9 @@ class Vitals(msgspec.Struct, array_like=True):
     """Condition of a node, for display; no decision depends on it.
 
     Attributes:
-        version: version of its software.
-        disk_bytes, free_bytes: size and free space of the disk of its targets.
-        metrics: URL of its metrics.
+        version: version of the node's software.
+        disk_bytes, free_bytes: size and free space of the disk of the node's targets.
+        metrics: URL of the node's metrics.
         faults: targets that are closed or faulty, and why.
         kept_bytes: bytes of the disk that writes must leave free.
         refuses: True if a write of a whole chunk would use these bytes.
@@ -74,11 +74,11 @@ class Beat(msgspec.Struct, array_like=True):
     """Heartbeat of a node.
 
     Attributes:
-        session: number that `register` gave to its process.
+        session: number that `register` gave to the node's process.
         number: grows within the session.
-        locals: reports of its targets.
+        locals: reports of the node's targets.
         routing: version of the routing that the node has.
-        vitals: condition of the node; only some heartbeats have it.
+        vitals: condition of the node; only some heartbeats carry vitals.
         cluster: number of the file system that issued the session; "": not sent.
         question: newest question (see `Core.question`) that the node has received.
     """
@@ -97,7 +97,7 @@ class Registered(msgspec.Struct, array_like=True):
     """Answer to the registration of a node's process.
 
     Attributes:
-        session: number of this process, and first incarnation of its targets.
+        session: number of the process, and first incarnation of the node's targets.
         cluster: number of the file system, see `admission`.
     """
 
@@ -187,8 +187,9 @@ class Core:
     ) -> Registered:
         """Registers a starting node process; the answer may be sent once `settled` is true.
 
-        The previous process may still run. The first heartbeat of the new process replaces it; by
-        then the new process holds the locks of its targets. REQUIRES: `rival` returns None.
+        The previous process may still run. The first heartbeat of the new process replaces the
+        previous process; by then the new process holds the locks of its targets. REQUIRES: `rival`
+        returns None.
 
         Raises:
             ConfigError: the address or the number of targets is invalid.
@@ -216,7 +217,7 @@ class Core:
         Raises:
             Stale: a later process of the node has registered, or the node is unknown: the sender
                 must stop.
-            NotPrimary: a later primary issued the session, or none did.
+            NotPrimary: a later primary issued the session, or no primary did.
             Unavailable: the change being saved removes an active state from the node. A lease
                 granted now would outlive that state.
         """
@@ -296,8 +297,8 @@ class Core:
     def defer(self) -> None:
         """Drops the change being saved, which the caller could not store.
 
-        Requested entries stay pending. Evaluated chains do not, because silent nodes may serve
-        again.
+        Requested entries stay pending. New versions of chains are dropped, because the nodes that
+        were silent may have sent heartbeats since.
         """
         assert self._saving
         self._saving = None
@@ -329,7 +330,7 @@ class Core:
         else:
             waited = now - self._stopped_since.setdefault(chain.id, now)
         if now - self._started <= self.times.dead_s and self._awaits_heartbeat(chain):
-            return chain  # a node without a heartbeat in this term may have an older lease
+            return chain  # nodes without a heartbeat in this term may have earlier leases
         if not self._has_answer(chain, locals_, now):
             return chain
         return next_chain(chain, locals_, waited >= self.times.recovery_wait_s)

@@ -49,8 +49,9 @@ class Election:
     def decide(self, now: float, row: Primary | None) -> Primary | None:
         """Returns the row that makes this process primary; None if it is not primary.
 
-        The caller writes the row unless it equals `row`. A retried transaction may call this again.
-        Take `now` after the read of `row`: the time for which a row is unchanged counts from `now`.
+        The caller writes the returned row unless that equals `row`. A retried transaction may call
+        this again. Take `now` after the read of `row`: the time for which a row is unchanged counts
+        from `now`.
         """
         if row is None:
             return Primary(1, self._holder, self._address, 1)

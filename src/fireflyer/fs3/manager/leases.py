@@ -16,7 +16,7 @@ class Times:
     lease_s: float = 3.0
     """Duration of a lease in seconds, from the sending of an answered heartbeat."""
     recovery_wait_s: float = 60.0
-    """Seconds that a stopped chain waits for all its last serving targets."""
+    """Seconds that a stopped chain waits until all targets that served last are alive."""
 
     def __post_init__(self) -> None:
         if self.lease_s <= 0 or self.recovery_wait_s < 0:

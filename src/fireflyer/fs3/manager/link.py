@@ -101,7 +101,7 @@ class ManagerLink:
         self._take(part)
 
     def refresh(self, deadline_s: float = 30.0) -> None:
-        """Fetches the changes since the copy, and subscribes to later changes."""
+        """Fetches the changes since the version of the copy, and subscribes to later changes."""
         self._take(self._client.call("routing", self.version, Routing, deadline_s=deadline_s))
 
     def reach(self, seconds: float) -> None:
@@ -136,11 +136,12 @@ class ManagerLink:
         """Requests that all nodes read all their chunks and repair damaged ones; does not wait.
 
         Args:
-            number: number of an earlier request, to repeat it at a new primary, which does not know
-                it; 0: a new request.
+            number: number of an earlier request, to repeat that request at a new primary; 0: a new
+                request.
 
         Returns:
-            Number of the request; targets report it (`TargetVitals.scrub`) when they are done.
+            Number of the request. A target reports this number (`TargetVitals.scrub`) when its
+            scrub is complete.
         """
         return self._client.call("scrub", number, int)
 

@@ -1,7 +1,7 @@
 """Placement of replicas on nodes that spreads a dead node's load evenly over the other nodes.
 
-Clients read a dead node's chains from the nodes that share them. When the node returns, it syncs
-from these nodes. Therefore each pair of nodes should share equally many chains.
+Clients read a dead node's chains from the other nodes of these chains. When the dead node returns,
+it syncs from the same nodes. Therefore each pair of nodes should share equally many chains.
 """
 
 import itertools

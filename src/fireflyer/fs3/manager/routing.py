@@ -30,10 +30,10 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: name that the operator chose; a node keeps its number as long as it keeps its name.
-        address: address of its data service.
-        slots: number of its targets.
+        address: address of the node's data service.
+        slots: number of the node's targets.
         local: machine and path of a socket for clients of that machine, or ""; see `fs3.same_node`.
-        identity: identity of its folder, see `storage.identity`; "": unknown.
+        identity: identity of the node's folder, see `storage.identity`; "": unknown.
     """
 
     id: int

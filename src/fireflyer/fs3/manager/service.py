@@ -68,8 +68,8 @@ class NodeStatus(msgspec.Struct, array_like=True):
     """State of a node at its last heartbeat, for display.
 
     Attributes:
-        heard_s: age of its newest heartbeat.
-        locals: reports of its targets.
+        heard_s: age of the node's newest heartbeat, in seconds.
+        locals: reports of the node's targets.
     """
 
     heard_s: float
@@ -82,7 +82,7 @@ class Status(msgspec.Struct, array_like=True):
 
     Attributes:
         software: version of the primary's software.
-        metrics: URL of its process's metrics.
+        metrics: URL of the metrics of the primary's process.
         heard: status by node; nodes that sent this primary no heartbeat are missing.
         troubles: faults outside the nodes and chains.
     """
@@ -350,7 +350,7 @@ class Manager:
     def _scrub_now(self, call: Call, body: int) -> int:
         """Records a scrub request, which the answers to heartbeats carry.
 
-        Numbers are seconds since 1970, so the numbers of a new primary are larger.
+        Numbers of requests are seconds since 1970, so those of a new primary are larger.
         """
         self._term()
         self._scrub = max(body or int(self._clock.wall()), self._scrub + (not body))

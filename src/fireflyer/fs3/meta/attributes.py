@@ -102,7 +102,8 @@ def stat_many(t: Transaction, ctx: Context, call: StatMany) -> Inodes:
 
 
 def _searchable(t: Transaction, ctx: Context, number: int, path: bytes) -> int:
-    """Returns the inode number of a directory; 0 if none exists or the user may not search it."""
+    """Returns the inode number of a directory; 0 if there is no directory, or the user may not
+    search it."""
     try:
         directory = find(t, ctx.user, number, path)
     except FileError:

@@ -26,9 +26,9 @@ SETUID, SETGID, STICKY = 0o4000, 0o2000, 0o1000
 class Context:
     """User, client and time of an operation, and the number for its next new inode.
 
-    Before each attempt the caller reserves as many numbers as the operation may use, and sets
-    `number` to the first. Unused numbers are lost. `tables` has the newest version of each chain
-    table, and its number of chains.
+    Before each attempt the caller reserves as many inode numbers as the operation may use, and sets
+    `number` to the first. Unused numbers are lost. For each chain table, `tables` has the newest
+    version, and the number of chains of that version.
     """
 
     __slots__ = ("client", "now", "number", "tables", "user")

@@ -36,7 +36,7 @@ class Layout(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Inode(msgspec.Struct, array_like=True, gc=False):
     """File, directory, symlink or special file. Times are ns since 1970.
 
-    `parent` and `name` are one of its names. In the store, `M` rows hold later changes of a
+    `parent` and `name` are one of the inode's names. In the store, `M` rows hold later changes of a
     directory's mtime, ctime and nlink; in an answer these are included.
     """
 
@@ -57,7 +57,8 @@ class Inode(msgspec.Struct, array_like=True, gc=False):
     """Number that grows with each truncation; a length reported for an older version is ignored."""
     layout: Layout | None
     dyn_stripe: int
-    """Number of chains that may hold its chunks: the first ones in the file's order."""
+    """Number of chains that may hold the file's chunks: the first ones in the file's order of
+    chains."""
     parent: int
     name: bytes
     target: bytes = b""

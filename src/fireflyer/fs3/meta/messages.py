@@ -104,7 +104,8 @@ class Statfs(Call, frozen=True, tag="Statfs"):
 
 
 class Create(Call, frozen=True, tag="Create"):
-    """Creates a file, or opens it unless `exclusive`; `handle` opens for writing. Answer: Inode."""
+    """Creates a file, or opens an existing file unless `exclusive`. Answer: Inode. If `handle` is
+    not 0, the file is open for writing until Close."""
 
     inode: Number
     path: bytes
@@ -122,7 +123,8 @@ class CreateMany(Call, frozen=True, tag="CreateMany"):
 
 
 class Open(Call, frozen=True, tag="Open"):
-    """Checks permissions; `handle` opens the file for writing until Close. Answer: Inode."""
+    """Checks permissions. Answer: Inode. If `handle` is not 0, the file is open for writing until
+    Close."""
 
     inode: Number
     path: bytes = b""
@@ -158,7 +160,8 @@ class ReportLength(Call, frozen=True, tag="ReportLength"):
 
 
 class ExtendStripe(Call, frozen=True, tag="ExtendStripe"):
-    """Extends the stripe before the chunk `index`, at or beyond `Inode.dyn_stripe`, is written.
+    """Extends the stripe. A client must call this before it writes a chunk whose `index` is at or
+    beyond `Inode.dyn_stripe`.
 
     Answer: Inode.
     """

@@ -1,6 +1,6 @@
 """Prometheus metrics of a metadata service.
 
-Thread contract: any thread may call `done`. Each request calls it, so `done` only queues the
+Thread contract: any thread may call `done`. `done` runs for each request, so it only queues the
 request. A scrape, or a `done` that finds many queued requests, counts them.
 """
 

@@ -250,7 +250,7 @@ class MetaService:
         run(engine, lambda t: initialize(t, now(), layout))
 
     def use_table(self, table: int, version: int, chains: int) -> None:
-        """Makes new files use this version of the table, with at most its number of chains.
+        """Makes new files use this version of the table, and at most `chains` chains each.
 
         Before the first call, new files use the version and the stripe of their directory.
         Thread-safe.
@@ -330,7 +330,7 @@ class MetaService:
         if ends or clear_to - self._cleared.get(client, 0) < RECORDS_KEPT:
             clear_to = 0
         else:
-            self._cleared[client] = clear_to  # if this fails, a later request clears these, too
+            self._cleared[client] = clear_to  # if this fails, a later request clears these records
 
         def body(t: Transaction) -> bytes | Answer:
             if kept and number <= counter(t.get(record_key(client, 0))):

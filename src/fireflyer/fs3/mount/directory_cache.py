@@ -40,7 +40,8 @@ class DirectoryCache:
         return self._now(), self._changes
 
     def age(self, ticket: Ticket) -> float | None:
-        """Returns the age of an answer in seconds; None if it is outdated."""
+        """Returns the age in seconds of the answer to a request that followed the ticket; None if
+        the answer is outdated."""
         now, changes = self.ticket()
         age = now - ticket[0]
         return age if changes == ticket[1] and age < self._keep_s else None
@@ -78,7 +79,7 @@ class DirectoryCache:
                 self._known[number] = at, msgspec.structs.replace(inode, **times)
 
     def forget(self, *numbers: int) -> None:
-        """Drops these inodes after any other change."""
+        """Drops these inodes; call this after a change that `added` does not record."""
         with self._lock:
             self._changes += 1
             for number in numbers:

@@ -92,7 +92,8 @@ class OpenFile:
         self._widened()
 
     def hold(self) -> None:
-        """Keeps the bytes of an open file that is about to lose its last name, by a write session."""
+        """Opens a write session if there is none, to keep the bytes of a file that is about to lose
+        its last name."""
         self._ends_early = False
         if self._file is not None and not self._file.writable():
             self.open(reads=False, writes=True)
@@ -138,7 +139,8 @@ class OpenFile:
             if end >= 0:
                 self.state.wrote(end)  # retried by the next flush
             if changes is not None and self.file.changes is changes:
-                # Later than the time that `wrote` sets, because no program wrote meanwhile.
+                # `wrote` has just set the time of the last write to now, although no program wrote.
+                # So the attributes must count as set after that time.
                 self._changed_ns = time.time_ns()
             self._widened()
             raise
@@ -286,8 +288,8 @@ class OpenFiles:
     def unchanged(self, inode: Inode, *, writes: bool) -> bool:
         """Returns whether a file is unchanged since its last open, which was read-only.
 
-        A file that this mount opens for writing counts as changed at the next open, because a write
-        by another client meanwhile would not be noticed.
+        A file that this mount opens for writing counts as changed at the next open, because this
+        mount would not notice a write by another client in between.
         """
         version = inode.length_version, inode.length, inode.mtime
         with self._lock:

@@ -209,7 +209,7 @@ def _answer(
         requests.sync()
         unmount(directory, lazy=True)
         client.close()
-        os._exit(0)  # threads still serve open files, which now get ENOTCONN
+        os._exit(0)  # ends threads that serve open files; these files get ENOTCONN
     requests.sync()
     mount.close()
     get_logger("fs3.mount").info("%s was unmounted", directory)

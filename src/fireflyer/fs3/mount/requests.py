@@ -59,7 +59,7 @@ class Requests:
 
     Args:
         caller: record of the program whose request each thread executes.
-        space: function that returns total and free bytes for one copy of the data.
+        space: function that returns total and free bytes, divided by the number of replicas.
         cache_s: seconds for which attributes may be cached.
     """
 
@@ -77,7 +77,7 @@ class Requests:
         self.files = OpenFiles(client.parts)
         self._directories = DirectoryCache(cache_s)
         self._space, self._root = space, os.getuid() == 0
-        self._space_lock = threading.Lock()  # guards the attribute below
+        self._space_lock = threading.Lock()  # guards `_space_known`
         self._space_known = (-SPACE_S, 0, 0)
         self._log = get_logger("fs3.mount")
 
@@ -94,7 +94,8 @@ class Requests:
         return answer
 
     def finish(self, number: int, pieces: Pieces, write: bool, caller_pid: int) -> int:
-        """Retries failed pieces of a read or write; after holes in a read, checks the file exists.
+        """Retries the failed pieces of a read or write. If a read found holes, also checks that the
+        file exists.
 
         Returns 0 or a POSIX error number.
         """
@@ -203,7 +204,10 @@ class Requests:
     # Names
 
     def _user(self, request: Request) -> messages.User | None:
-        """Returns the user of the calling program; None: the mount's own user, if that is not root."""
+        """Returns the user of the calling program; None if the mount does not run as root.
+
+        With None, the servers use the mount's own user.
+        """
         if not self._root:
             return None
         groups = _groups(request.caller_pid) if request.caller_uid else ()

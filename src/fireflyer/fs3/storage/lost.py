@@ -1,4 +1,4 @@
-"""Detection of losses: a target's folder, its store, or files of an open store."""
+"""Detects whether a target's folder, its store, or files of an open store were lost."""
 
 import os
 from pathlib import Path
@@ -17,8 +17,8 @@ def _holds(member: Member) -> bool:
 def missing_folder_fault(chain: Chain, target: int, folder: Path) -> str:
     """Returns why a missing folder must not be replaced by an empty one; "" if it may be.
 
-    An empty folder may replace it if other members of the chain hold the same data: the target then
-    syncs from those members.
+    An empty folder may replace a missing one if other members of the chain hold the same data: the
+    target then syncs from those members.
     """
     holders = [member for member in chain.members if _holds(member)]
     if len(holders) != 1 or holders[0].target != target or not holders[0].store:
@@ -44,7 +44,7 @@ def replaced_store_fault(chain: Chain, target: int, store: int, folder: Path) ->
 class Files:
     """Files of one open store at the last check.
 
-    Data files are never removed; a log is removed after a later one is created.
+    Data files are never removed; a log is removed after a newer log is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Files:
         """Returns the fault if files of the last check are missing; "" if none are."""
         try:
             data, log = self._list()
-            if log < self._log:  # a later log may have replaced this one during the listing
+            if log < self._log:  # a newer log may have replaced the former log meanwhile
                 data, log = self._list()
         except OSError:
             return ""  # another check covers the folder itself

@@ -52,8 +52,8 @@ class NodeSettings:
         targets: number of its targets.
         workers, buffers: see `io.Node`.
         reserve: bytes of the disk that writes must leave free, for logs and repair.
-        chunk: bytes of a usual chunk; the node reports a full disk if no chunk fits above the
-            reserve.
+        chunk: bytes of a usual chunk; the node reports a full disk if less than `reserve` plus one
+            chunk is free.
         scrub_s: period in which the scrub checks each chunk once; 0: never.
         metrics: URL of this process's metrics, for display.
     """
@@ -125,7 +125,7 @@ class StorageNode:
         self._faulty: dict[int, str] = {}  # faults of open targets
         self._places: dict[int, Place] = {}  # folders of targets that were opened
         self._folders_checked = 0.0  # time of the last check of the folders
-        self._files: dict[int, Files] = {}  # files of open targets; the first is checked next
+        self._files: dict[int, Files] = {}  # files of open targets, in the order of their checks
         self._local_listener = Acceptor(settings.listen, secret, Role.STORAGE, self._service.serve)
         self.address = settings.advertise or str(self._local_listener.address)
         self._local = self._open_local()
@@ -313,7 +313,10 @@ class StorageNode:
         self.ended.set()
 
     def _versions(self) -> list[tuple[int, int]]:
-        """Returns open targets with their chains' versions, at least as new as the last answer's."""
+        """Returns the open targets and the versions of their chains.
+
+        No version is older than the version in the manager's last answer.
+        """
         chains = {target: self._link.chain(number) for target, number in self._chains.items()}
         return [(target, chain.version) for target, chain in chains.items() if chain]
 
@@ -384,7 +387,10 @@ class StorageNode:
                         self._apply_chain(target, chain.id)
 
     def _apply_chain(self, target: int, number: int) -> None:
-        """Passes the newest version of a chain to a target, despite calls on other threads."""
+        """Passes the newest version of a chain to a target.
+
+        The loop repeats if another thread receives a newer version meanwhile.
+        """
         applied = 0
         while (chain := self._link.chain(number)) is not None and chain.version > applied:
             members = [(m.target, int(m.state), m.incarnation) for m in chain.members]
@@ -419,7 +425,10 @@ class StorageNode:
         self._reopen_at[target] = time.monotonic() + PAUSE_S
 
     def _check_state(self, target: int, local: LocalState, store: int) -> None:
-        """Logs the begin and the end of a target's fault: a faulty state or another store."""
+        """Logs when a target becomes faulty and when it is no longer faulty.
+
+        A target is faulty if its state is FAULTY or if its chain last served with another store.
+        """
         why = FAULTY if local is LocalState.FAULTY else ""
         chain = self._link.chain(self._chains.get(target, 0))
         if chain and (other := replaced_store_fault(chain, target, store, self._folder(target))):
@@ -434,10 +443,11 @@ class StorageNode:
             del self._faulty[target]
 
     def _check_folders(self) -> None:
-        """Closes targets whose folders were removed: the data would be lost with this process.
+        """Closes targets whose folders were removed: their data is lost when this process ends.
 
-        Such a target is not opened while its folder is missing, because that would create an empty
-        folder. The next start creates one, unless the folder is restored before.
+        This process does not reopen such a target while its folder is missing, because that would
+        create an empty folder. After a restart, the node creates an empty folder if
+        `missing_folder_fault` allows that.
         """
         if self._folders_checked + FOLDERS_EVERY_S > time.monotonic():
             return

@@ -74,8 +74,8 @@ class Client:
     """Client of the server of one home.
 
     Every method raises PeerLost if no server serves the home or the server goes away, and
-    DeadlineExceeded if it does not answer. The server's own errors (TaskError, ConfigError, ...)
-    are raised unchanged.
+    DeadlineExceeded if the server does not answer. The server's own errors (TaskError, ConfigError,
+    ...) are raised unchanged.
 
     Args:
         home: the platform's folder; default: the server at $FIREFLYER_SERVER, else the home
@@ -541,8 +541,9 @@ def _error_of(data: bytes, status: int) -> FireflyerError:
 
 def _start_server(home: Home, nodes: int | None) -> None:
     """Starts a server in its own session and waits until it reports that it is ready."""
-    # A program may lack standard descriptors: the pipe must not get a number that the server's own
-    # standard streams will have.
+    # If a standard stream of this program is closed, the pipe may get a number below 3. The
+    # server's standard streams need those numbers, so the server gets a copy of the writer with a
+    # higher number.
     reader, low = os.pipe()
     writer = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(low)

@@ -1,6 +1,6 @@
 """Server on another machine, as named by the environment.
 
-FIREFLYER_SERVER      https://HOST:PORT; http:// only to this machine: requests carry a token
+FIREFLYER_SERVER      https://HOST:PORT; http:// only to this machine, as requests carry a token
 FIREFLYER_TOKEN_FILE  file with the token; only its owner may be able to read or write it
 FIREFLYER_CA_FILE     certificates of a private authority, in PEM; default: the system's
 """
@@ -21,7 +21,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
     """Server and token file from the environment."""
 
     url: str
-    """Server address; empty: the server of the home, with another token."""
+    """Server address; empty: the home's server, called with `token` instead of the home's token."""
     token: Path
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:

@@ -1,9 +1,9 @@
 """The platform's only writer: accepts requests and engine events and carries out their effects.
 
-Every transition is synchronous on the event loop: the scheduler's step, one transaction, the new
-value in memory. The engine calls follow, in order for each task, while the loop does other work. If
-a server dies between the write and the calls, the next server carries out the calls: it recovers
-attempts and repeats pending stops, suspends and releases.
+Every transition is synchronous on the event loop: `lifecycle.py` computes the step, one transaction
+writes the step, and memory gets the task's new value. The engine calls follow, in order for each
+task, while the loop does other work. If a server dies between the write and the calls, the next
+server carries out the calls: it recovers attempts and repeats pending stops, suspends and releases.
 """
 
 import asyncio
@@ -275,7 +275,8 @@ class Controller:
         return self.dispatch.why(name, row.state, row.reason)
 
     def views(self, listing: Listing, after: str = "") -> list[TaskView]:
-        """Returns at most PER_ANSWER tasks of a list after `after`, in order of submission."""
+        """Returns at most PER_ANSWER tasks of a list, in order of submission, from the first task
+        after `after` on; "": from the first of all."""
         return self._views.chosen(listing, after)
 
     def check_owner(self, name: str, user: str | None) -> None:

@@ -4,7 +4,7 @@
 The controller passes each task's new value. `Dispatch` turns the value into events of the cluster
 and requests plans. Node marks (such as drained, with the reason) and windows are stored in the
 database, so they outlive the server. Times are wall-clock seconds that never decrease: if the wall
-clock is set back, they stand still.
+clock is set back, the times stand still.
 """
 
 import time
@@ -129,7 +129,7 @@ class Dispatch:
 
     def unheld(self) -> str:
         """Returns a text that says which limits of tasks are not enforced, and why; "" if all
-        are."""
+        limits are enforced."""
         return next((node.unheld for node in self._engine.values() if node.unheld), "")
 
     def nodes(self) -> list[NodeView]:
@@ -162,7 +162,7 @@ class Dispatch:
         """Adds a maintenance window or reservation; it is on disk on return.
 
         Raises:
-            ConfigError: the window names no node or an unknown one, has no length, or is over.
+            ConfigError: the window names no node or an unknown node, has no length, or is over.
         """
         unknown = [name for name in asked.nodes if name not in self._engine]
         if unknown or not asked.nodes:

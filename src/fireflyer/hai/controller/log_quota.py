@@ -26,7 +26,8 @@ TIGHT_BYTES = 4 << 20
 
 SPARE_BYTES = 512 << 20
 SPARE_SHARE = 0.05
-"""Thresholds, in bytes and as a share: a file system with less free space than both is nearly full."""
+"""Thresholds, in bytes and as a share: a file system is nearly full if its free space is below both
+thresholds."""
 
 LOOK_S = 5.0
 
@@ -124,7 +125,7 @@ def _punch(descriptor: int, begin: int, length: int) -> None:
 
 def read_at(path: Path, offset: int, most: int) -> tuple[int, bytes]:
     """Returns the offset and the bytes of a log's first data at or after `offset`; holes are
-    skipped. Returns no bytes if the file is missing or shorter."""
+    skipped. Returns no bytes if the file is missing or ends before `offset`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

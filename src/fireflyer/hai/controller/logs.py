@@ -100,7 +100,8 @@ class Logs:
         return LogFile(name, number, self._home.tasks / name / str(number) / f"{rank}.log")
 
     async def read(self, file: LogFile, offset: int, wait_s: float) -> LogPiece:
-        """Reads bytes from `offset`; waits up to `wait_s` for the first while the attempt runs."""
+        """Reads bytes from `offset` on. While the attempt runs, waits up to `wait_s` for the first
+        byte."""
         deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
         over = not self._writing(file.task, file.attempt)
         data, behind = _read(file.path, offset, BYTES_PER_ANSWER)
@@ -160,7 +161,7 @@ class Logs:
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Counts a follower. While there is at least one, one timer wakes all followers every
+        """Counts a follower. While a log has followers, one timer wakes all followers every
         IDLE_S."""
         self._followers += 1
         if self._ticking is None:

@@ -31,11 +31,11 @@ USED = (
     ("gpu_load_ratio", "gpu", "Load of the GPUs that tasks hold, where the load is sampled"),
     ("gpu_memory_bytes", "gpu_memory", "Memory used on the GPUs that tasks hold"),
 )
-"""Gauges of the last minute: name, metric of a series, help text."""
+"""Gauges of the last minute: name, metric in `sampling/series.py`, help text."""
 
 
 class Gauges:
-    """Current counts; the caller fills them in at each scrape."""
+    """Current counts. The callback `Metrics.gauges` returns new ones at each scrape."""
 
     def __init__(self) -> None:
         self.queued: dict[str, int] = {}

@@ -1,9 +1,9 @@
 """Validation tasks: each waits for one node, outside the queue.
 
-A validation task starts when its node is idle. On a node that is not drained it also waits until no
-job is queued, so that it takes no node from a queued task. A validation task neither reserves a
-node nor preempts other tasks. While it runs, it can be preempted like any other task of low
-priority.
+A validation task starts when its node is idle. If the node is not drained, the validation task also
+waits until no job is queued, so that it takes no node from a queued task. A validation task neither
+reserves a node nor preempts other tasks. A running validation task can be preempted like any other
+task of low priority.
 """
 
 from fireflyer.hai.lifecycle import Launch

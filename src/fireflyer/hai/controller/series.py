@@ -37,8 +37,8 @@ def check_scope(controller: Controller, scope: str, who: Identity) -> None:
 
 def select(samples: Samples, scope: str, seconds: float, until: float) -> SeriesView:
     """Returns the series of a scope over the last `seconds` before `until`. A level is the length
-    of an interval. Uses the shortest suitable interval that still has points of that time, or the
-    shortest suitable interval if none has points."""
+    of an interval. Uses the shortest level, from `choose_level(seconds)` on, that still has points
+    of that time. If no level has points, uses `choose_level(seconds)`."""
     fit = [level for level in LEVELS if level >= choose_level(seconds)]
     for level in (*fit, fit[0]):
         begin, points = samples.read(scope, level, until - seconds, until)

@@ -29,7 +29,7 @@ from fireflyer.hai.model.admission import check
 from fireflyer.hai.workspaces.tasks import Workspaces
 
 Line = dict[str, Any]
-"""Row of the audit log without its object."""
+"""Row for the audit log, without the column `object`: the store adds the id of the task."""
 
 GROUP = 256
 """Maximum number of tasks in one transaction; a larger transaction would delay the loop."""

@@ -92,13 +92,15 @@ class Views:
         )
 
     def chosen(self, listing: Listing, after: str) -> list[TaskView]:
-        """Returns at most PER_ANSWER tasks of a list after `after`, in order of submission."""
+        """Returns at most PER_ANSWER tasks of a list, in order of submission, from the first task
+        after `after` on; "": from the first of all."""
         rows = _accepted(listing, after, self._store.rows, lambda row: row.spec.labels, PER_ANSWER)
         waits = self._dispatch.waits()
         return [self._view(row, waits) for row in rows]
 
     def lines(self, listing: Listing, after: str) -> list[TaskLine]:
-        """Returns at most LINES_PER_ANSWER tasks of a list after `after`, in order of submission."""
+        """Returns at most LINES_PER_ANSWER tasks of a list, in order of submission, from the first
+        task after `after` on; "": from the first of all."""
         following, most = self._history.following, LINES_PER_ANSWER
         found = _accepted(listing, after, following, lambda each: each.brief.labels, most)
         waits = self._dispatch.waits()
@@ -167,7 +169,8 @@ def _accepted(
     labels: Callable[[Listed], Mapping[str, str]],
     limit: int,
 ) -> list[Listed]:
-    """Returns at most `limit` tasks after `after` that match the query and the listing's labels."""
+    """Returns at most `limit` tasks that match the query and the listing's labels, from the first
+    such task after `after` on; "": from the first of all."""
     found: list[Listed] = []
     more = True
     while more and len(found) < limit:

@@ -29,7 +29,8 @@ from fireflyer.hai.http.throttle import Throttle
 from fireflyer.hai.model.identity import Identity
 
 FOREVER = "public, max-age=31536000, immutable"
-"""Cache-Control of the style sheet and the script: their URLs contain a version."""
+"""Cache-Control of the style sheet and the script. Their URLs contain a version, so a changed file
+gets another URL."""
 
 
 def build(

@@ -100,7 +100,8 @@ class LedgerCache:
             await asyncio.sleep(0)
 
     def _read_earlier(self, number: int, until: int) -> None:
-        """Reads the earlier history of an unfinished task that is older than the window."""
+        """Reads the events up to `until` of a task that is not over and is older than the
+        window."""
         self._readers[f"t{number}"] = self._earlier(f"t{number}", until)
         self._learn({f"t{number}"})
 

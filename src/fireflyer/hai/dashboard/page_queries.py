@@ -39,7 +39,8 @@ USE_WINDOWS = {
 
 PER_PAGE = 50
 QUEUED_PER_PAGE = 25
-"""Entries of the queue on a page. The explanation of each entry examines every node."""
+"""Number of entries of the queue on a page. It is small because the explanation of each entry
+examines every node."""
 
 NODES_PER_PAGE = 100
 RANKS = 64

@@ -1,9 +1,9 @@
-"""Sessions of signed-in browsers, and one-time codes that sign one browser in. One server keeps
-them in memory only: a new server asks every user to sign in again.
+"""Sessions of signed-in browsers, and one-time codes that sign one browser in. A server keeps both
+in memory only, so a new server asks every user to sign in again.
 
-Only the SHA-256 of a cookie or code is kept. A session is valid as long as its token. Revoking the
-token, its expiry and disabling the user end the session before the next response, on open streams
-before the next message.
+Only the SHA-256 of a cookie or code is kept. A session is valid as long as its token. When the
+token is revoked or expires, or its user is disabled, the session ends before the next response. An
+open stream of the session ends before its next message.
 """
 
 import secrets
@@ -26,7 +26,7 @@ CODE_S = 60.0
 
 SESSIONS_PER_TOKEN = 50
 CODES_PER_TOKEN = 10
-"""Limits per token; the oldest are dropped first."""
+"""Maximum numbers of sessions and of codes per token; the oldest are dropped first."""
 
 
 class Session(msgspec.Struct, kw_only=True):

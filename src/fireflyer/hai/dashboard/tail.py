@@ -24,7 +24,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(file: LogFile, rank: int) -> Tail:
-    """Returns the last BYTES bytes of a log, or the whole shorter log, without incomplete
+    """Returns the last BYTES bytes of a log (all bytes of a shorter log), without incomplete
     characters. The text begins at the start of a line if a line starts in these bytes."""
     data, size = b"", 0
     try:

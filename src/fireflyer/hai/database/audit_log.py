@@ -26,7 +26,7 @@ class AuditLog:
 
     @contextmanager
     def change(self, who: Identity, action: str, object: str) -> Iterator[None]:
-        """Wraps a change. Its audit line joins the transaction of the change's first write. If the
+        """Wraps a change. The audit line joins the transaction of the change's first write. If the
         change wrote no row or was refused, the line is written alone. The wrapped code must not
         await."""
         row = _line(who, action, object)
@@ -43,8 +43,9 @@ class AuditLog:
 
     @contextmanager
     def refusals(self, who: Identity, action: str) -> Iterator[dict[str, Any]]:
-        """Wraps a change that writes the yielded line itself, with the object. If the change is
-        refused, this context manager writes the line. The wrapped code may await."""
+        """Wraps a change that writes the yielded line itself, after it has set the line's `object`.
+        If the change is refused, this context manager writes the line. The wrapped code may
+        await."""
         line = _line(who, action, "")
         try:
             yield line

@@ -2,7 +2,8 @@
 to the newest version, runs transactions, and translates their errors into FireflyerErrors.
 
     SQLite       a file in the home, mode 0600; write-ahead log, every commit synced; `reserve.py`
-                 keeps space for a full disk. The home's lock keeps other servers away.
+                 reserves space, so that tasks can end while the disk is full. The home's lock keeps
+                 other servers away.
     PostgreSQL   through psycopg; synchronous_commit=on. `leader.py` keeps other servers away.
 
 A write consists, in order, of: fence (checks that the leader's lease holds), the caller's
@@ -99,7 +100,8 @@ class Database:
             self._migrate()
             if isinstance(where, Path):
                 driver = self._driver()
-                # Only after `_migrate` accepted the database: another program's stays unchanged.
+                # Only after `_migrate` accepted the database: another program's database must
+                # stay unchanged.
                 driver.execute("PRAGMA journal_mode=WAL")
                 reserve.hold(driver)
         except BaseException:
@@ -112,7 +114,7 @@ class Database:
         return driver
 
     def check_space(self) -> None:
-        """Rejects a new task if it would use disk space that running tasks need to end.
+        """Rejects a new task that would use disk space that running tasks need to end.
 
         Raises:
             NoSpace: the disk of a SQLite database is nearly full.

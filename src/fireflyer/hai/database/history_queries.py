@@ -17,7 +17,7 @@ from fireflyer.hai.database.store import LISTED, chosen_rows, event_of
 from fireflyer.hai.model import TERMINAL, Event, TaskState
 
 SILENT = ("rank_started", "leased", "acted")
-"""Kinds of events that the ledger ignores; most of them occur once for each rank of each
+"""Kinds of events that the ledger ignores; most such events occur once for each rank of each
 attempt."""
 
 

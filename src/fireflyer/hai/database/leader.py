@@ -7,15 +7,15 @@
              commit; later writes of the old term fail
     end      if a server was stopped amid a write, its lease expires while its transaction is open.
              The next server ends that session, which it finds by the term in the session's name.
-             The database's limit for idle transactions misses a client that stops between
-             statements of a pipeline
+             The database's limit for idle transactions does not suffice: it misses a client that
+             stops between statements of a pipeline
     alive    before each transaction and each engine call: check that the lease has not expired by
              our own clock. The lease counts from the moment before the renewal was sent
 
 A leader that cannot renew in time must not act. From that moment on `alive` raises, in every
-thread. If the process has not ended by itself after another `LEAVE_S`, it is killed, because its
-loop may be stuck in a frozen connection. After Gray and Cheriton, "Leases" (SOSP 1989); the term is
-Chubby's sequencer.
+thread. If the process has not ended by itself `LEAVE_S` seconds later, it is killed, because its
+loop may be stuck in a frozen connection. The lease follows Gray and Cheriton, "Leases"
+(SOSP 1989); the term is Chubby's sequencer.
 """
 
 import os
@@ -84,7 +84,7 @@ class Leader:
             values = {"holder": self.holder, "lease": self._lease_s}
             try:
                 term = connection.execute(_TAKE, values).scalar_one_or_none()
-            except sa.exc.OperationalError:  # a transaction of the last leader is still open
+            except sa.exc.OperationalError:  # a transaction of the former leader is still open
                 connection.execute(_END)
                 term = None
             if term is None:

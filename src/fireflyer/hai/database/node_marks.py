@@ -1,4 +1,5 @@
-"""Marks of drained and suspect nodes, and windows, in the task database."""
+"""Marks of drained and suspect nodes, and windows (maintenance or reservations), in the task
+database."""
 
 from typing import Literal
 

@@ -84,8 +84,8 @@ class Samples:
                 connection.execute(update, [{"at": r["scope"], "to": r["data"]} for r in changed])
 
     def _means(self, lower: int, begin: float, length: int) -> dict[str, Point]:
-        """Returns the mean of each scope's points of a level over an interval, which lies in one
-        chunk."""
+        """Returns, for each scope, the mean of its points at level `lower` in an interval. All
+        these points lie in one chunk."""
         there = (_sample.c.level == lower) & (_sample.c.begin == chunk_begin(begin, lower))
         first = place(begin, lower)
         with self._database.reading() as connection:

@@ -120,8 +120,8 @@ quota = sa.Table(
     sa.Column("gpus", sa.Integer),
     sa.Column("nodes", sa.Integer),
 )
-"""An empty key column applies to each value without a row of its own; a null number means no
-limit."""
+"""Limits. If `user`, `group` or `priority` is empty, the row applies to each user, group or
+priority without a row of its own. A null number means no limit."""
 
 node_mark = sa.Table(
     "node_mark",
@@ -175,5 +175,5 @@ leader = sa.Table(
     sa.Column("expires", sa.Double, nullable=False),
 )
 """One row. `term` is the key. A takeover changes the key, so it conflicts with the FOR KEY SHARE
-lock that every transaction of the leader holds; a renewal does not. `expires`: seconds since 1970
-by the database's clock."""
+lock that every transaction of the leader holds. A renewal keeps the key, so it does not conflict.
+`expires`: seconds since 1970 by the database's clock."""

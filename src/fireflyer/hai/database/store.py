@@ -164,8 +164,8 @@ class Store:
             connection.execute(_attempt.update().where(at).values(launched=True))
 
     def released(self, task: str, attempt: int) -> None:
-        """Records that the engine keeps no warm processes, unless a newer attempt has started
-        since."""
+        """Records that the engine keeps no warm processes for the task. Does nothing if a newer
+        attempt has started since."""
         at = (_task.c.id == _number(task)) & (_task.c.attempt == attempt)
         with self.database.writing() as connection:
             connection.execute(_task.update().where(at).values(warm=False))
@@ -270,9 +270,9 @@ class Store:
         after: str = "",
         limit: int | None = None,
     ) -> list[Row]:
-        """Returns at most `limit` tasks that were submitted after `after`, in order of submission.
-        `live`: only tasks that are not over; `user` and `states`: only tasks of this user and in
-        these states.
+        """Returns at most `limit` tasks in order of submission, from the first task after `after`
+        on; "": from the first of all. `live`: only tasks that are not over; `user` and `states`:
+        only tasks of this user and in these states.
 
         Raises:
             NoSuchTask: `after` is not a task id.

@@ -4,9 +4,9 @@ A part is the gang's ranks on one node. A part is `open` from its launch until i
 or its loss. The gang has ended when the launch is over and no part is open. The first failure or
 loss aborts all open parts.
 
-An elastic gang whose ranks accept newcomers continues without the ranks that it loses. `membership`
-tracks members and newcomers. Lost parts, and vacant parts (without a rank left), are opened again
-for newcomers.
+An elastic gang whose ranks accept newcomers continues without the ranks that it loses. A newcomer
+is a process that takes a lost rank's place. `membership` tracks members and newcomers. Lost parts,
+and vacant parts (without a rank left), are opened again for newcomers.
 """
 
 from collections.abc import Iterable

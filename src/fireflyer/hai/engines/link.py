@@ -103,8 +103,8 @@ def spawn(task: str, directory: Path, node: str) -> int:
             sys.executable,
             [sys.executable, "-P", "-m", "fireflyer.hai.supervisor", task, node],
             {**os.environ, "FIREFLYER_TASK": task},
-            # Descriptors 0 to 2 are open in every server, so no source has one of these numbers; 3
-            # is overwritten last.
+            # Descriptors 0 to 2 are open in every server, so `null`, `log` and `listener` have
+            # higher numbers. Descriptor 3 is overwritten last, because it may be `null` or `log`.
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),

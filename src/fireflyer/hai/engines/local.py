@@ -161,7 +161,7 @@ class LocalEngine:
     # -- launch and recovery -----------------------------------------------------------------------
 
     async def prepare(self, gang: Gang) -> None:
-        """Prepares a zygote if a zygote forks the gang's fork servers."""
+        """Prepares a zygote (`forkserver/zygote.py`) if zygotes fork the gang's fork servers."""
         gang = await decided(gang)
         if gang.start == "fork" and self._preload:
             await self._zygotes.prepare(gang)
@@ -212,7 +212,7 @@ class LocalEngine:
             port = launched.port
 
     def _part(self, gang: Gang, index: int, port: int) -> Part:
-        assert gang.start != "auto"  # decided by now
+        assert gang.start != "auto"  # `decided` has replaced "auto"
         return Part(
             task=gang.task,
             attempt=gang.attempt,
@@ -467,7 +467,8 @@ class LocalEngine:
         cgroups.remove(cgroups.note_path(run.gang.directory, node))
 
     def _determine_end(self, run: _Run, node: str, why: str, *, innocent: bool = False) -> None:
-        """Determines how a part without processes ended: from its journal, else as lost."""
+        """Determines from its journal how a part without processes ended. If the journal does not
+        tell, the part counts as lost."""
         try:
             for record in read_journal(journal_path(run.gang.directory, node)):
                 self._record(run, node, record)
@@ -478,7 +479,7 @@ class LocalEngine:
         self._follow(run)
 
     def _follow(self, run: _Run) -> None:
-        """Emits the state's events, starts its newcomers and sends its aborts."""
+        """Emits the events, starts the newcomers and sends the aborts that the state asks for."""
         for event in run.state.take():
             self._events.put_nowait(event)
         for node, newcomers in run.state.newcomers().items():

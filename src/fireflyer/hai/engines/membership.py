@@ -6,8 +6,8 @@ Several processes may run as one rank, one after the other: the incarnations of 
         ^            └─────────────────── RankExited ───────────────────┘
         └── newcomer: a member runs, no rank returned 0, the place was retaken < `rejoins` times
 
-Incarnation 0 is a member from its start. In a gang that is not elastic, this class only tells new
-events from repeated ones.
+Incarnation 0 is a member from its start; a later incarnation is a newcomer until it joins. In a
+gang that is not elastic, this class only tells new events from repeated ones.
 """
 
 from typing import Literal
@@ -111,8 +111,8 @@ class Membership:
                 place.expected = False
 
     def began(self, node: str) -> bool:
-        """Returns whether every rank of the node has started at least once; a newcomer only takes
-        the place of an earlier process."""
+        """Returns whether every rank of the node has started at least once, so that newcomers may
+        take the places of its ranks."""
         places = (place for place in self._places.values() if place.node == node)
         return all(place.running or place.exit for place in places)
 

@@ -67,7 +67,7 @@ class _Zygote:
                 _log.debug("zygote %d: %s", self.pid, error)
                 return False
             except asyncio.CancelledError:
-                self.close()  # the next request would get the answer to this one
+                self.close()  # the next request would get the answer to this request
                 raise
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Fault classifier: records observations, applies the rules, and determines the cause of an
 attempt's end.
 
-It runs beside the controller, which alone writes the history and calls the engine. When a server
-starts, past observations and actions are restored from the history.
+The classifier runs beside the controller, which alone writes the history and calls the engine. When
+a server starts, past observations and actions are restored from the history.
 """
 
 import os
@@ -276,7 +276,8 @@ def _causes(
     ]  # fmt: skip
     if not failed:
         return []
-    # An elastic attempt survived its losses, except for the last one.
+    # An elastic attempt survived the exits that have `lost`. If all have it, the last exit ended
+    # the attempt.
     first = next((e for e in failed if not e.detail.get("lost")), failed[-1])
     rank = first.detail["rank"]
     begun = [e.wall for e in history if e.kind == "rank_started" and e.detail["rank"] == rank]

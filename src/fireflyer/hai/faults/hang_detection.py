@@ -1,8 +1,8 @@
 """Detection of hung gangs and slow ranks. Pure: the caller passes the data and the time.
 
-In synchronous training all ranks wait for the slowest, so their steps take equally long by the
-clock. A rank that reports `busy_s` shows the time of its own work, so a slow rank can be told from
-ranks that wait.
+In synchronous training all ranks wait for the slowest rank, so a step takes the same wall time on
+all ranks. A rank that reports `busy_s` shows the time of its own work, so a slow rank can be told
+from ranks that wait.
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from statistics import median
 from fireflyer.heartbeat import Heartbeat
 
 FACTOR = 1.5
-"""Ratio of a rank's step time to the median of all ranks from which the rank counts as slow."""
+"""A rank is slow in a step if its time is at least this multiple of the median of all ranks."""
 
 IN_A_ROW = 16
 """Number of consecutive slow steps after which a rank is a straggler."""
 
 SHORTEST_S = 1e-3
-"""Steps shorter than this are ignored: their times are noise."""
+"""A step is ignored if its median time over all ranks is shorter: such times are noise."""
 
 
 class HangDetector:
@@ -47,8 +47,8 @@ class HangDetector:
 
 
 def behind(heartbeats: Mapping[int, Heartbeat], world: int) -> int | None:
-    """Returns the only rank that is steps behind all others: the hung rank. None: no single rank is
-    behind, or the steps are not known."""
+    """Returns the rank that is at an earlier step than all others: the hung rank. None: several
+    ranks are at the earliest step, or the steps are not known."""
     if len(heartbeats) < max(world, 2):
         return None
     steps = {rank: beat.step for rank, beat in heartbeats.items()}

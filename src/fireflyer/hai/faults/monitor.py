@@ -46,7 +46,7 @@ class FaultMonitor:
             engine: the engine that runs the gangs.
             tasks: the controller's current tasks.
             directory: returns the directory of an attempt of a task.
-            call: queues an engine call behind the earlier ones of a task.
+            call: queues an engine call behind the earlier calls of a task.
             notify: wakes the requests that wait for a change.
             drain: marks a node; raises NoSuchNode for an unknown node.
         """
@@ -81,8 +81,8 @@ class FaultMonitor:
 
     def lost(self, event: EngineEvent) -> tuple[tuple[Note, ...], Callable[[], None]]:
         """Handles a rank's loss if the elastic attempt continues. Returns the history lines to
-        write with the event's own, and a callback that carries out the decision once they are
-        written."""
+        write with the event's own lines, and a callback that carries out the decision. Call the
+        callback once all these lines are written."""
         if not (isinstance(event, RankExited) and event.lost):
             return (), lambda: None
         found = classifier.loss(event, self._directory(event.task, event.attempt))

@@ -1,8 +1,8 @@
 """Fault rules: the action for each observation. Pure, except that `load` reads the files.
 
 The first rule that matches decides. An operator's file `faults.toml` in the home has rules of the
-same form. A rule with the name of a default rule replaces the default rule; all other rules come
-before the defaults.
+same form. A rule with the name of a default rule replaces the default rule; all other rules of the
+file come before the defaults.
 """
 
 import re
@@ -62,8 +62,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `validator`: passed, failed; of `hang`: one (a rank is behind all others), all; of `loss`: rank,
     node (the rank was lost with its node); of `oom`: limit (of the task's memory), node."""
     at_least: int = 1
-    """Number of matching observations from which the rule applies: all of the same node; for
-    `exit`, consecutive exits of the same task."""
+    """Minimum number of matching observations of the same node for which the rule applies. For
+    `exit`: minimum number of matching consecutive exits of the same task."""
     within_s: float = 0.0
     """Seconds within which these observations must occur; for `exit`, the maximum duration of each
     attempt. 0: any time."""
@@ -187,8 +187,8 @@ def default_rules() -> tuple[Rule, ...]:
 
 
 def load(home: Path) -> tuple[Rule, ...]:
-    """Returns the table of a home: the operator's rules, then the defaults that they do not
-    replace.
+    """Returns the table of a home: the operator's rules and the defaults, as `merged` orders
+    them.
 
     Raises:
         ConfigError: the file has an error; the text names its line.

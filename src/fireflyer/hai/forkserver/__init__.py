@@ -2,11 +2,11 @@
 
     python -P -m fireflyer.hai.forkserver FD MODULE... TITLE_ROOM   (FD: socket to the supervisor)
 
-Forking is safe because this process has exactly one thread (checked before every fork). It never
-runs a tensor operation, which would start a thread pool that a child lacks. A rank is forked twice,
-and the supervisor adopts it as a subreaper. Exit status and kill therefore work as for the
-supervisor's own child. All ranks of a request wait until all are forked and reported; then they
-run.
+Forking is safe because this process has exactly one thread (checked before every fork). The process
+never runs a tensor operation, which would start a thread pool that a forked child lacks. A rank is
+forked twice, and the supervisor, a subreaper, adopts the rank. Exit status and kill therefore work
+as for the supervisor's own child. The ranks of a request wait until all of them are forked and
+reported; then they run.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ DEFAULT_PRELOAD = (
     "fireflyer.haiscale.ddp",
 )
 """Modules that a training script imports. They are imported by name at run time, because the
-platform itself never needs torch. A machine without torch still runs scripts that do not need it.
+platform itself never needs torch. A machine without torch still runs scripts without torch.
 """
 
 
@@ -87,7 +87,9 @@ def preload(names: list[str]) -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that a collection in a rank does not write to, and so copy, the shared pages
+    # Garbage collection skips frozen objects. In a rank it would otherwise write to the shared
+    # pages, and each written page would be copied.
+    gc.freeze()
     require_one_thread()
 
 
@@ -169,7 +171,7 @@ def _restart_interpreter_state(spec: RankSpec) -> None:
     torch = sys.modules.get("torch")
     threads = spec.env.get("OMP_NUM_THREADS", "1")
     if torch is not None and threads.isdecimal() and int(threads) > 1:
-        # torch read OMP_NUM_THREADS=1 of the fork server at its import.
+        # When the fork server imported torch, torch read OMP_NUM_THREADS=1.
         torch.set_num_threads(int(threads))
 
 

@@ -45,7 +45,7 @@ SUPERVISOR_MODULE = "fireflyer.hai.supervisor"
 
 def main(arguments: list[str]) -> RankSpec | None:
     """Serves until the zygote exits (None); in a rank, returns the spec of that rank."""
-    os.closerange(CONTROL + 1, 2**31 - 1)  # descriptors that the server inherited
+    os.closerange(CONTROL + 1, 2**31 - 1)  # other inherited descriptors
     control = socket.socket(fileno=CONTROL)
     control.set_inheritable(False)
     preload(arguments[:-1])
@@ -96,7 +96,7 @@ def _become_tree(tree: Tree, descriptors: list[int]) -> RankSpec | None:
         os.setsid()
         set_child_subreaper()
         ours, theirs = socket.socketpair()
-        # Moves the descriptors above those that are overwritten below.
+        # Copies of the descriptors, with numbers above those that the code below overwrites.
         null, log, listener, ours_high = (
             fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
             for descriptor in (*descriptors, ours.fileno())

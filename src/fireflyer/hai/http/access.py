@@ -104,7 +104,7 @@ class Accounts:
         if not group:
             return
         if who.token == HOME_TOKEN:
-            self.group(group[:64])  # group names are shorter
+            self.group(group[:64])  # cut for the message: group names are shorter
         elif (group, who.user) not in self._members:
             raise PermissionDenied(
                 f"{who.user} is not a member of the group {group[:63]!a}: "

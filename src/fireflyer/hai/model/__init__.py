@@ -68,16 +68,17 @@ class TaskSpec(msgspec.Struct, gc=False, frozen=True, kw_only=True, forbid_unkno
     """Seconds without output or heartbeat of any rank after which the gang counts as hung; 0: no
     watchdog."""
     elastic: bool = False
-    """True if an attempt continues without lost ranks and gets newcomers in their place. For
-    scripts that train elastically (`elastic=True` of HaiScale). Until the ranks' join listeners are
-    open, a lost rank ends the attempt."""
+    """True if an attempt continues without lost ranks and gets newcomers in their place. Only
+    for scripts that train elastically (`elastic=True` of HaiScale). Until the ranks' join listeners
+    are open, a lost rank ends the attempt."""
     grace_s: float = 30.0
     """Seconds in which the ranks can save and exit on suspend or stop before they are killed."""
     workspace: str = ""
-    """Id of a shipped workspace; `script` and `cwd` are then relative to it. Empty: none."""
+    """Id of a shipped workspace; `script` and `cwd` are then relative to the workspace. Empty:
+    none."""
     venv: str = ""
-    """Id of a lock file on the server: the ranks run in its environment. Empty: the server's own
-    environment."""
+    """Id of a lock file on the server: the ranks run in the environment that the lock file lists.
+    Empty: the server's own environment."""
     gpus: int = 0
     """GPUs on each node; 0: whole nodes."""
     gpu_type: str = ""
@@ -160,7 +161,7 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     node_faults: int = 0
     """Restarts after node and network faults so far."""
     avoid: tuple[str, ...] = ()
-    """Nodes on which the task is not placed again while enough others exist."""
+    """Nodes on which the task is not placed again while enough other nodes exist."""
     ranks: tuple[RankView, ...]
     directory: str
     """`<home>/tasks/<id>`: one folder per attempt, and `output/`, which outlives attempts."""
@@ -171,7 +172,7 @@ class TaskView(msgspec.Struct, gc=False, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Nodes of the current or last attempt, in the order of its ranks."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
+    """Indexes of the task's GPUs on each of `nodes`; empty: the engine does not tell them."""
     limits: str = ""
     """Limits of memory and cores as text, and which are not enforced; empty: no limits."""
 
@@ -195,7 +196,8 @@ class TaskLine(msgspec.Struct, gc=False, frozen=True, kw_only=True, omit_default
     placement: tuple[str, ...] = ()
     """Nodes of the active attempt, in the order of its ranks."""
     devices: tuple[tuple[int, ...], ...] = ()
-    """Indexes of its GPUs on each of these nodes; empty: the engine does not tell them."""
+    """Indexes of the task's GPUs on each node of `placement`; empty: the engine does not tell
+    them."""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,10 +302,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, Any]
     """submitted: user, group, gpus, gpu_type, priority, if they are set; rank_started: rank, node,
     pid; leased: generation, members, token; rank_joined: rank, node; rank_exited: rank, node, code,
-    signal, suspended, and lost if an elastic attempt continues without it; gang_ended: outcome,
-    reason. The rank_ kinds of newcomers also have incarnation."""
+    signal, suspended, and lost if an elastic attempt continues without the rank; gang_ended:
+    outcome, reason. The rank_ kinds of newcomers also have incarnation."""
     monotonic_ns: int
-    """CLOCK_MONOTONIC of the observation, by the supervisor for the rank_ and gang_ kinds."""
+    """CLOCK_MONOTONIC at the observation; for the rank_ and gang_ kinds, the supervisor's."""
     wall: float
 
 

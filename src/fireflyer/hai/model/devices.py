@@ -2,7 +2,7 @@
 
 A set of devices is an `int` with one bit per index. Tasks get aligned blocks, as from a buddy
 allocator, so that later requests find adjacent devices: devices 2k and 2k + 1 usually share a PCIe
-switch, and half of the node's devices share a socket.
+switch, and the devices of each half of a node share a socket.
 """
 
 import re
@@ -67,8 +67,8 @@ def members(devices: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def pick(free: int, count: int) -> tuple[int, ...]:
     """Chooses `count` of the free devices from the smallest aligned block that has enough. Among
-    blocks of equal size, the search from the complete node down prefers the half with fewer free
-    devices.
+    blocks of equal size, the free devices of the enclosing blocks are compared, from the complete
+    node down: the smaller number wins.
 
     Raises:
         ValueError: fewer devices are free.

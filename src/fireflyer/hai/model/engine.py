@@ -88,7 +88,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum MiB on each node; 0: no limit, except that a Slurm job on a shared node gets memory in
     proportion to its GPUs."""
     cpus: int = 0
-    """Maximum cores on each node; 0: as for `memory_mib`."""
+    """Maximum cores on each node; 0: no limit, with the same exception as for `memory_mib`."""
 
 
 class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="rank_started"):
@@ -124,8 +124,8 @@ class RankExited(msgspec.Struct, frozen=True, kw_only=True, tag="rank_exited"):
     code: int | None
     """Exit status; None if a signal ended the rank."""
     signal: int | None
-    """Signal number. Both are None if an elastic attempt lost the rank with its node, or if the
-    newcomer could not be started."""
+    """Signal number. `code` and `signal` are both None if an elastic attempt lost the rank with
+    its node, or if the newcomer could not be started."""
     suspended: bool
     """True if the rank acknowledged a suspend by `fireflyer.hai.suspended()` before it ended."""
     monotonic_ns: int
@@ -193,8 +193,8 @@ class Engine(Protocol):
         ...
 
     async def recover(self, gang: Gang) -> None:
-        """Recovers a gang that an earlier server process launched. Its events since then follow,
-        each at least once, or GangEnded(lost) if its supervisors are gone."""
+        """Recovers a gang that an earlier server process launched. The gang's events since then
+        follow, each at least once, or GangEnded(lost) if its supervisors are gone."""
         ...
 
     async def suspend(self, task: str, attempt: int, grace_s: float) -> None:

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _TOKEN = re.compile(r"hai_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 HOME_TOKEN = "home"
-"""Name of the home file's token in the audit log."""
+"""Id, in an Identity and the audit log, of the token that the home's file `token` contains."""
 
 MASKED = "*"
 """Placeholder for another user's task."""

@@ -87,7 +87,8 @@ class Hang(_Observed, frozen=True, kw_only=True, tag="hang"):
 
     quiet_s: float
     rank: int | None = None
-    """The only rank that is steps behind all others, on `node`; None: no single rank is behind."""
+    """Rank on `node` that is at an earlier step than all others; None: several ranks are at the
+    earliest step, or the steps are not known."""
 
     def text(self) -> str:
         who = "" if self.rank is None else f"; rank {self.rank} is behind"

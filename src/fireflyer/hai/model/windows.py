@@ -3,7 +3,8 @@
 import msgspec
 
 LEAD_S = 600.0
-"""Seconds before a window in which no job of unknown length starts on its nodes."""
+"""Seconds before the begin of a window. In this time, no job of unknown length starts on the
+window's nodes."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ LIMIT_S = 1.0
 
 
 def end(marks: Mapping[str, str], limit_s: float = LIMIT_S) -> list[int]:
-    """Kills every other process that has all these environment variables, and all processes that it
-    forks meanwhile.
+    """Kills every other process that has all these environment variables, and all processes that
+    such a process forks meanwhile.
 
     Args:
         limit_s: maximum wait for the processes. A killed process needs processor time to end, so on

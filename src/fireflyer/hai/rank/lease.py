@@ -104,8 +104,9 @@ def lease(
     """Requests the lease, so that only this part of the attempt continues. The first member of the
     part calls this function.
 
-    The server grants the first request that starts from the current generation. It grants the same
-    request from the same process again, so a process that lost the answer may repeat the request.
+    The server grants the first request that starts from the current generation. The server
+    grants the same request from the same process again, so a process that lost the answer may
+    repeat the request.
 
     Args:
         generation: number above the generation that this process last passed to `hold` (initially

@@ -55,7 +55,7 @@ class Rehearsal:
 
     def start(self) -> None:
         """Starts the rehearsal; `finish` ends it."""
-        for thread in [*self._threads]:  # the first thread adds the output readers
+        for thread in [*self._threads]:  # a copy, because the first thread adds the output readers
             thread.start()
 
     def finish(self) -> Report:
@@ -155,7 +155,7 @@ class Rehearsal:
                 attempt, step = self._attempt, self._attempt_steps().last
             if ready is None:
                 resumed = attempt
-                with contextlib.suppress(TaskError):  # another client has resumed it
+                with contextlib.suppress(TaskError):  # another client has resumed the task
                     self._client.resume(self._task.id)
                 continue
             if ready.kind == "resume":

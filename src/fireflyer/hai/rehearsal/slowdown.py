@@ -5,8 +5,8 @@
 The program consists of two processes. The signalling process ends when the time is over, or when
 its standard input ends because its starter has died. The watchdog process detects any end of the
 signalling process, and then continues all targets. If the watchdog process ends first, the
-signalling process continues all targets. A target can stay stopped only if both are killed at the
-same time.
+signalling process continues all targets. A target can stay stopped only if both processes are
+killed at the same time.
 
 Targets are inherited pidfds, so a reused process number is never signalled. The program prints
 "slowing" once it begins.

@@ -26,7 +26,7 @@ Point = tuple[float, ...]
 EMPTY: Point = (math.nan,) * len(METRICS)
 
 POINTS = 60
-"""Points of a chunk."""
+"""Number of points in a chunk."""
 
 LEVELS = (60, 600, 3600)
 """Seconds between the points of each level."""

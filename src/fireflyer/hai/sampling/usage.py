@@ -117,8 +117,8 @@ class Sampler:
             memory += found[1]
             read += found[2]
             written += found[3]
-        # The totals miss a child that has ended until its parent has reaped it, so `max` keeps them
-        # from falling.
+        # From the end of a child until its parent has reaped it, the sums lack the child's part. So
+        # `max` keeps the totals from falling.
         totals.cpu_s = max(totals.cpu_s, cpu)
         totals.read, totals.written = max(totals.read, read), max(totals.written, written)
         totals.memory_sum += memory
@@ -153,7 +153,7 @@ def read_usage(path: Path) -> Usage | None:
 
 
 def tree(pid: int) -> list[int]:
-    """Returns a process and its descendants that main threads have started."""
+    """Returns a process and those of its descendants that were started by main threads."""
     found = [pid]
     for process in found:
         try:

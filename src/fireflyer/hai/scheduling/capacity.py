@@ -15,7 +15,7 @@ def members(nodes: int) -> Iterator[int]:
             yield lowest.bit_length() - 1
             nodes ^= lowest
         return
-    # One pass over the digits; arithmetic would cost a pass for each member.
+    # This costs one pass over the bits. Arithmetic would cost a pass for each member.
     bits = bin(nodes)[:1:-1]
     place = bits.find("1")
     while place >= 0:
@@ -52,8 +52,8 @@ class Capacity:
         self.memory: list[int] = []
         self._jobs: list[int] = []
         self._alone: dict[int, int] = {}
-        """GPUs that a job took with a complete node, by place, because the node's size may change
-        before the job gives them back."""
+        """GPUs that a job took with a complete node, by place. The number is kept because the size
+        of the node may change before the job gives the GPUs back."""
         self.idle = 0
         """Nodes that hold no job."""
         self.whole = 0

@@ -101,8 +101,9 @@ class Cluster:
         self.evicting: dict[str, str] = {}
         """Nodes whose jobs the next plan preempts, with the reason."""
         self.fresh = ALL
-        """Nodes that changed since the last plan. Until a plan has placed its first job, a job must
-        get at least one of these nodes, unless the job is in `arrived`."""
+        """Nodes that changed since the last plan. The unchanged nodes alone did not suffice then.
+        Until a plan has placed its first job, a job must therefore get at least one of these
+        nodes, unless the job is in `arrived`."""
         self.arrived: dict[str, Job] = {}
         """Queued jobs that are new since the last plan, or that have now waited long enough to
         preempt or move other jobs."""
@@ -200,7 +201,7 @@ class Cluster:
     def adopt(self, job: Job, now: float) -> None:
         """Restores a job of an earlier process, in any phase, on the nodes of its placement.
 
-        Its past usage is added to its account. The usage of jobs that ended is lost.
+        The job's past usage is added to the job's account. The usage of jobs that ended is lost.
         """
         self.fresh = ALL
         self._know(job, now)
@@ -429,8 +430,8 @@ class Cluster:
     def _resolve(self, job: Job) -> int:
         """Returns the priority of an AUTO job: the highest priority whose quota is not used up.
 
-        The priority "normal" without a quota is never used up, so the result is then not below
-        "normal". Otherwise two jobs could lower each other in turn endlessly.
+        If no quota limits the priority "normal", the result is "normal" or higher. Without this
+        rule, two jobs could lower each other's priority in turn, endlessly.
         """
         before = job.level
         for job.level in sorted(PRIORITIES.values(), reverse=True):
@@ -530,8 +531,8 @@ class Cluster:
     # -- timers ------------------------------------------------------------------------------------
 
     def _ripen(self, job: Job, now: float) -> bool:
-        """Sets and returns `job.ripe`: whether the job's quantum is over. If it is not over, also
-        sets a timer for its end."""
+        """Sets and returns `job.ripe`: whether the job's quantum is over. If the quantum is
+        not over, also sets a timer for the end of the quantum."""
         due = job.launched_at + self.policy.quantum_s(job)
         job.ripe = due <= now
         if not job.ripe:

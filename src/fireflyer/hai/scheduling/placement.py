@@ -1,8 +1,8 @@
 """Placement: the nodes that a gang gets, and the order of its ranks on them. Pure.
 
-Ranks are next to each other in the order of the nodes, and neighbours communicate most (ring, tree,
-pipeline). A gang's nodes are therefore ordered by zone, then by leaf. A gang uses one zone if
-possible, else two. With two zones, exactly one pair of adjacent ranks is in different zones
+Ranks are numbered in the order of the nodes, and ranks with adjacent numbers communicate most
+(ring, tree, pipeline). A gang's nodes are therefore ordered by zone, then by leaf. A gang uses one
+zone if possible, else two. With two zones, exactly one pair of adjacent ranks is in different zones
 (Fire-Flyer paper, on scheduling). More than two zones are never used. Within a zone a gang
 uses as few leaves as possible, and prefers the fullest leaves, so that other leaves keep room for
 the next gang. Partly used nodes are filled first (best fit).

@@ -1,13 +1,13 @@
 """`plan`: the jobs to start, to preempt and to release now. Pure. The planner walks the queue in
-the policy's order. A job that fits starts. Otherwise the planner reserves nodes for the job that
-are about to become free. Otherwise, under a preemptive policy, the planner preempts or moves other
-jobs. If none of these is possible, the policy decides which later jobs may start. If a job cannot
-be placed, later jobs of its shape cannot either. The cost of a plan thus depends on the number of
-different shapes (nodes, GPUs and memory asked for), not on the length of the queue.
+the policy's order. A job that fits starts. For any other job, the planner tries to reserve nodes
+that are about to become free. If these are too few and the policy is preemptive, the planner
+preempts or moves other jobs. If that fails, the policy decides which later jobs may start. If a job
+cannot be placed, later jobs of its shape cannot either. The cost of a plan thus depends on the
+number of different shapes (nodes, GPUs and memory asked for), not on the length of the queue.
 
-A job that could not be placed cannot be placed until a node changes. Until a plan places a job, it
-therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan tried.
-The result equals that of a plan that searches every node.
+A job that could not be placed cannot be placed until a node changes. Until a plan has placed a job,
+the plan therefore searches only the changed nodes (`Cluster.fresh`) for jobs that the previous plan
+tried. The result equals that of a plan that searches every node.
 """
 
 import heapq
@@ -29,7 +29,7 @@ BATCH = 256
 takes longer than planning it, so the next plan can use the events that arrive meanwhile."""
 
 PREEMPTION = 4
-"""Number of launches that one preemption counts as, because finding victims costs as much."""
+"""Number of launches that a preemption counts as in `BATCH`: finding victims costs as much."""
 
 LOWER_ONLY = 1 << 30
 """Level above all others: a job at this level may preempt only jobs of lower priority."""
@@ -107,7 +107,7 @@ class _Plan:
         self.quota: dict[QuotaKey, list[tuple[int, int]]] = {}
         """Nodes and GPUs of the jobs to which this plan has given capacity, by quota."""
         self.waits = self.missed = self.cut = self.again = False
-        """`waits`: a job waits for nodes that others are leaving. `missed`: some jobs of a lane were
+        """`waits`: a job waits for nodes that other jobs leave. `missed`: some jobs of a lane were
         skipped. `cut`: the plan ended before the end of the queue. `again`: a job may be placed once
         the plan's actions are applied."""
 
@@ -305,7 +305,7 @@ class _Plan:
         """Returns whether a smaller or equal request already failed among these nodes. Requests
         with and without GPUs are not compared."""
         nodes, gpus, memory_mib = shape
-        for other, looked_at in self.failed:  # called often: no calls, no generator
+        for other, looked_at in self.failed:  # called often, so without calls and generators
             if (
                 not among & ~looked_at
                 and nodes >= other[0]
@@ -374,8 +374,8 @@ class _Plan:
         """Preempts other jobs for this job, and reserves the nodes that they leave.
 
         Returns:
-            Two flags. The first: victims were found. The second: no victims were found, only
-            because the possible victims belong to the job's own user.
+            Two flags. The first is True if victims were found. The second is True if the only
+            possible victims belong to the job's own user, so that no job is preempted.
         """
         cluster = self.cluster
         if self.now < job.since + self.policy.wait_s and not job.overdue:
@@ -456,8 +456,8 @@ class _Plan:
 
     def _spares(self, rank: QueueKey) -> bool:
         """Returns whether jobs of this rank could preempt jobs of the same user and priority, which
-        the policy forbids. If levels belong to users, only an overdue job could, because a user's
-        other jobs share one level."""
+        the policy forbids. If levels belong to users, all jobs of a user share one level, so only
+        an overdue job could."""
         return self.policy.spares_own and (rank[1] < 0 or self.policy.by == "job")
 
     def _hold_back(self, job: Job, rank: QueueKey, shape: Shape, allowed: int) -> None:
@@ -522,8 +522,8 @@ class _Plan:
         return found if self.cluster.topology.enough(nodes, found) else 0
 
     def _choose(self, job: Job, fitting: int, capacity: Capacity) -> list[int]:
-        """Chooses among the nodes that the job may use; avoids suspect nodes if enough others
-        exist."""
+        """Chooses among the nodes that the job may use; avoids suspect nodes if enough other
+        nodes exist."""
         cluster = self.cluster
         sound = fitting & cluster.ready
         if sound != fitting and cluster.topology.enough(job.nodes, sound):

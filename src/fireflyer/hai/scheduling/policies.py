@@ -39,8 +39,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     priority, may preempt every level, and gets a reservation."""
 
     def quantum_s(self, job: Job) -> float:
-        """Returns the seconds after its launch during which jobs of the same priority may not
-        preempt the job."""
+        """Returns the quantum of a job: the seconds after its launch during which jobs of the same
+        priority may not preempt the job."""
         del job
         return 0.0
 
@@ -53,16 +53,17 @@ class Fifo(Policy, frozen=True, kw_only=True):
 class Backfill(Policy, frozen=True, kw_only=True):
     """EASY backfill (Lifka 1995). The first job that does not fit gets a reservation of nodes and a
     start time, from the estimates of the running jobs. Later jobs start on other nodes, or end
-    before that time by their own estimates. If the end of a relevant running job is not known, no
-    later job starts on the nodes."""
+    before that time by their own estimates. If too few estimates are known for a start time, later
+    jobs start only on nodes that are too small for the first job."""
 
     behind: Behind = "backfill"
 
 
 class FairShare(Policy, frozen=True, kw_only=True):
-    """Fair share: users in the order of their GPU time, with a half-life of a week, in levels whose
-    thresholds grow by a factor of sqrt(2). EASY backfill applies behind the first job that does not
-    fit. Slurm's multifactor priority with equal shares behaves similarly."""
+    """Fair share: jobs in the order of their users' GPU time. GPU time decays with a half-life of a
+    week, and is divided into levels whose thresholds grow by a factor of sqrt(2). EASY backfill
+    applies behind the first job that does not fit. Slurm's multifactor priority with equal shares
+    behaves similarly."""
 
     behind: Behind = "backfill"
     scale: Scale | None = Scale(unit=3600.0, ratio=2**0.5, half_life_s=7 * 86_400.0)
@@ -86,8 +87,9 @@ UNMEASURED_S = 60.0
 class TimeShare(Policy, frozen=True, kw_only=True):
     """Time sharing of the cluster (Fire-Flyer paper, on scheduling). Users with little recent
     service preempt users with much service. Each level needs four times the service of the level
-    below, so preemptions of long work become rare. For `shortest_s` seconds after its launch, and
-    for `worth` times the cost of a preemption, jobs of its own priority do not preempt a job."""
+    below, so preemptions of long work become rare. A job's quantum begins at its launch. The
+    quantum lasts `shortest_s` seconds, or `worth` times the cost of a preemption if that is longer.
+    During the quantum, jobs of the same priority do not preempt the job."""
 
     behind: Behind = "anything"
     preemptive: bool = True

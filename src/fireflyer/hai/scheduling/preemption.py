@@ -7,8 +7,8 @@ must also belong to another user.
 
 `VictimIndex` sorts the nodes by the victim that would be preempted first, for any waiting job. A
 `PreemptionCache` searches this index for waiting jobs of one shape and one queue rank (`QueueKey`:
-priority and level). It caches the result for a node until the node changes (`Changes`), so results
-do not depend on the cache. The end of a quantum is such a change.
+priority and level). It keeps the result for a node until the node changes (`Changes`), so a
+search finds the same nodes as without the cache. The end of a quantum is such a change.
 """
 
 import math
@@ -65,7 +65,7 @@ def victims_on(
         return None
     left, left_memory = lacks
     on = cluster.on[place]
-    if len(on) == 1 and not capacity.free[place]:  # most nodes of a busy cluster
+    if len(on) == 1 and not capacity.free[place]:  # the usual case in a busy cluster
         (job,) = on.values()
         if job.phase == "suspending":
             return []

@@ -108,7 +108,8 @@ def _task_routes(
         label: Texts = (),
         who: Identity = needs("read"),
     ) -> Listing | None:
-        """Returns the choice of tasks of a request; None: tasks of a user that `who` may not see."""
+        """Returns the choice of tasks of a request; None: `who` may not see the requested user's
+        tasks."""
         if who.only is not None and user not in (None, who.only):
             return None
         named = dict(text.partition("=")[::2] for text in label)

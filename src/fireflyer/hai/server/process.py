@@ -1,5 +1,5 @@
-"""The server process, one per home, on 127.0.0.1. It runs in the foreground (`fireflyer up`) or is
-started by a client.
+"""The server process, one per home (the folder of the platform's state), on 127.0.0.1. It runs in
+the foreground (`fireflyer up`) or is started by a client.
 
     lock the home -> bind the port -> open the store -> recover old attempts -> write server.json
         -> serve
@@ -377,7 +377,7 @@ async def _watch_home(
     await answers.wait()
     while home.owned_by(lock):
         if not home.server.exists() or not home.token.exists():
-            with contextlib.suppress(OSError):  # also if the folder was removed just now
+            with contextlib.suppress(OSError):  # writing fails if the folder was removed just now
                 _publish(home, content, token)
         await asyncio.sleep(HOME_POLL_S)
 
@@ -390,7 +390,7 @@ def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
     def fail(error: Exception) -> None:
         if not lost.done():
             lost.set_exception(error)
-            lost.exception()  # marks it as retrieved, in case another error ends the server
+            lost.exception()  # marks the exception as retrieved: another error may end the server
 
     parts.store.database.lost = fail
     if parts.leader is not None:
@@ -404,8 +404,8 @@ def _watch_database(parts: _Parts) -> "asyncio.Future[None]":
 
 
 async def _wake_log_readers(controller: Controller, options: Options) -> None:
-    """Wakes the clients that follow logs regularly, because writes by other machines cause no event
-    on this machine."""
+    """Wakes, at a regular interval, the clients that follow logs, because writes by other machines
+    cause no event on this machine."""
     while options.engine.engine != "local":
         await asyncio.sleep(LOG_POLL_S)
         controller.logs.wake_all()

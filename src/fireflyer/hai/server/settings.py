@@ -1,5 +1,5 @@
-"""Options of `fireflyer up` that are recorded in the home, and the inventory that follows from
-them."""
+"""Options of `fireflyer up` that are recorded in the home, and the inventory (GPUs and virtual
+nodes) that follows from them."""
 
 import msgspec
 
@@ -17,7 +17,8 @@ DEFAULT_NODES = 2
 """Virtual nodes of a machine without GPUs."""
 
 DRIVER = "driver"
-"""Value of --gpus that replaces a recorded value: use the GPUs that the driver reports."""
+"""Value of --gpus for the GPUs that the driver reports; it replaces a list of GPUs in the recorded
+options."""
 
 
 def read_settings(home: Home) -> Settings:

@@ -42,7 +42,7 @@ MEMORY_ECC = 54
 MEMORY_DAYS = 183
 FLASH_CUT_DAYS: Mapping[int, int] = {0: 248, 1: 54, 2: 22, 3: 12, 4: 3, 5: 3, 7: 2, 8: 1, 10: 3}
 """Number of days, by the number of flash cuts in a day, over 348 days from 2023-04-19 to
-2024-03-31. Cuts come in bursts, so the model draws complete days."""
+2024-03-31. Cuts come in bursts, so the model draws the number of cuts for each day."""
 
 
 class Fault(msgspec.Struct, frozen=True):

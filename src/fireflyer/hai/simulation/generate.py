@@ -19,7 +19,8 @@ from fireflyer.hai.simulation.trace import HOUR_MS, LONGEST_MS, Job, Trace
 
 DAY_MS = 24 * HOUR_MS
 WAVE = 0.6
-"""Amplitude of the daily wave: at its peak 1.6 times the mean arrivals, at its trough 0.4."""
+"""Amplitude of the daily wave: the rate of arrivals is 1.6 times its mean at the peak, and 0.4
+times its mean at the trough."""
 
 
 class Calibration(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ ENDED = ("finished", "failed", "stopped")
 
 
 class HistoryEvent(msgspec.Struct, frozen=True):
-    """Fields of an Event of `model.py` that a trace needs."""
+    """Fields of `hai.model.Event` that a trace needs."""
 
     task: str
     kind: str

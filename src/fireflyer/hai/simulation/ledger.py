@@ -10,14 +10,14 @@ CAUSES = (
 stalls of periodic saves; restart: GPUs held from the launch until work began; suspend: GPUs held
 from the suspend request until they were free; fragmentation: idle GPUs, at most as many as waiting
 tasks ask for; idle: all other idle GPUs; faulty: GPUs of nodes that are down; window: idle GPUs of
-nodes in a window."""
+nodes in a maintenance window or a reservation."""
 
 
 class Ledger:
     """GPU-milliseconds by cause, and the GPUs held, waited for and down over time.
 
-    The number of held GPUs is always known. The cause of their time is known only after the
-    attempt's phase is over, so `split` is complete only while no GPU is held.
+    The number of held GPUs is always known. The cause of the time for which a GPU is held is known
+    only when the attempt's phase ends. Therefore `split` is complete only while no GPU is held.
     """
 
     __slots__ = (

@@ -87,8 +87,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     occupancy: float
     """Held GPU-time / GPU-time of nodes that are up and in no window."""
     utilisation: float
-    """GPU-time of work, including work that was lost later / the same denominator as for
-    `occupancy`."""
+    """(GPU-time of work, including work that was lost later) / (the denominator of `occupancy`)."""
     goodput: float
     """GPU-time of work that was not lost / all GPU-time."""
     split_gpu_ms: dict[str, int]
@@ -136,7 +135,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     queued: list[float]
     down: list[float]
     wait_s: list[float]
-    """Waits in seconds, ascending; `wait_share` is the share of jobs that waited at most so
+    """Waits in seconds, ascending; `wait_share` is the share of jobs that waited at most that
     long."""
     wait_share: list[float]
 

@@ -162,7 +162,7 @@ def _over_time(done: Sequence[Done], title: str, curve: str) -> Markup:
 
 def _waits(done: Sequence[Done]) -> Markup:
     """Plots the waits on a logarithmic axis of seconds; jobs that waited less than a second are at
-    its left edge."""
+    the axis's left edge."""
     longest = max(10.0, *(curves.wait_s[-1] for _, curves in done))
     series = []
     for result, curves in done:

@@ -64,7 +64,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     quotas: tuple[Quota, ...] = ()
     """Quotas, as in `fireflyer quota set`."""
     windows: tuple[Window, ...] = ()
-    """Windows in seconds since the first submission, in whole milliseconds."""
+    """Maintenance windows and reservations. Their times are seconds since the first submission,
+    with at most three decimals."""
     tick_ms: int = 0
     """Interval of plans in simulated milliseconds; 0: plan after the events of each moment, as in
     production."""
@@ -387,7 +388,7 @@ class _World:
     # -- windows ---------------------------------------------------------------------------------------
 
     def _turn(self, now: int, _window: Window, _epoch: int) -> None:
-        """Begins or ends a window. The next plan preempts the jobs on its nodes."""
+        """Begins or ends a window. The next plan preempts the jobs on the window's nodes."""
         self.closed = 0
         for window in self.setup.windows:
             if window.begin * 1000 <= now < window.end * 1000:
@@ -395,8 +396,8 @@ class _World:
                     self.closed |= 1 << self.cluster.places[name]
 
     def _idle_in_windows(self) -> int:
-        """Returns the number of free GPUs on nodes that are up and in a window. GPUs are not free
-        while a job on them is still saving, or if the window is a reservation for the job."""
+        """Returns the number of free GPUs on nodes that are up and in a window. A job that is still
+        saving holds its GPUs, and so does a job for which the window is a reservation."""
         cluster = self.cluster
         nodes = self.closed & (cluster.ready | cluster.suspect)
         return sum(cluster.capacity.free[place] for place in members(nodes))
@@ -429,8 +430,8 @@ class _World:
             self._requeue(run, now)
 
     def _at_gpu(self, victims: list[Run], fault: faults.Fault) -> list[Run]:
-        """Returns the task on the faulty GPU. The tasks of a node hold its first GPUs, in order of
-        submission."""
+        """Returns the task on the faulty GPU. The model gives a node's GPUs to its tasks from the
+        first GPU on, in order of submission."""
         gpu = int(fault.gpu * self.setup.gpus)
         for run in victims:
             gpu -= run.gpus // run.wanted.nodes

@@ -15,7 +15,7 @@ from fireflyer.hai.simulation.trace import LONGEST_MS, Record, Source
 Instant = Callable[[Source, int, str, str], float]
 
 STEP = re.compile(r"\.(batch|extern|interactive|\d+)\b")
-"""Suffix of the JobID of a job step, such as 17.batch or 17_3.0; the job itself includes its
+"""Suffix of the JobID of a job step, such as 17.batch or 17_3.0; the job's own line includes its
 steps."""
 
 ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d{1,6}):)?(\d{1,2}):(\d{2})(?:\.\d+)?")

@@ -7,9 +7,10 @@
 engine aborted the part, or every rank has exited. The supervisor kills and reaps processes, reports
 them to the attempt, and calls `finish` once no process is left.
 
-In an elastic attempt whose ranks accept newcomers, the end of a rank is no failure: the other ranks
-continue, and the engine may start a newcomer in its place. A part whose ranks are all gone ends as
-`vacant`. Newcomers open such a part again (`again`), with the same journal.
+A newcomer is a rank that is started later and joins the running ranks. In an elastic attempt whose
+ranks accept newcomers, the end of a rank is no failure: the other ranks continue, and the engine
+may start a newcomer in its place. A part whose ranks are all gone ends as `vacant`. Newcomers open
+such a part again (`again`), with the same journal.
 """
 
 import contextlib
@@ -107,8 +108,8 @@ class Attempt:
             0.0,
         )  # text of the last kill for the memory limit, and its time.monotonic()
         self._page = SuspendPage.create(part.ranks)
-        # Bound but not listening: no other process gets this port, and SO_REUSEADDR lets rank 0
-        # bind it.
+        # This socket is bound but does not listen: no other process gets its port, and SO_REUSEADDR
+        # lets rank 0 bind the port.
         self._reservation: socket.socket | None = None
         self.port = part.port
         path = journal_path(Path(part.directory), part.node)
@@ -227,8 +228,8 @@ class Attempt:
             "FIREFLYER_PULSE": os.path.join(part.directory, f"{part.first_rank + local}.pulse"),
             "FIREFLYER_STACKS": os.path.join(part.directory, f"{part.first_rank + local}.stacks"),
             "FIREFLYER_KEEPER": keeper_path(os.path.dirname(part.directory), part.node),
-            # Path through the supervisor's own descriptor, so that a wrapper that closes inherited
-            # descriptors can also open the page.
+            # This path of the suspend page leads through the supervisor's own descriptor, so a rank
+            # can open the page even if a wrapper has closed inherited descriptors.
             "FIREFLYER_CONTROL": f"{local}:/proc/{os.getpid()}/fd/{self._page.fd}",
         }
 
@@ -429,8 +430,8 @@ class Attempt:
 
     def _read_kills(self, rank: int | None, pid: int | None) -> str:
         """Records the kernel's kills for the memory limit since the last call. Returns text that
-        explains the end of a rank by such a kill, else "". `rank`, `pid`: a rank that was killed,
-        and its process."""
+        explains the end of a rank by such a kill, else "". `rank`, `pid`: a rank that SIGKILL
+        ended, and its process; None: no such rank."""
         group, (text, when) = self._cgroup, self._out_of_memory
         if group is None or not group.killed():
             return text if time.monotonic() < when + EXPLAINS_S else ""

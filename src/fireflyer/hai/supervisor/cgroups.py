@@ -5,8 +5,8 @@
 Cgroups of version 2 have one folder for both controllers; cgroups of version 1 have one folder in
 each hierarchy. The engine finds the base, the supervisor creates and removes the cgroup, and the
 ranks enter the cgroup before they run. `<attempt>/<node>.cgroups` lists the folders while they
-exist, so that a later server can remove them if the supervisor was killed. This module must not
-import asyncio, because supervisors use it.
+exist, so that a later server can remove them if the supervisor was killed. Every
+supervisor imports this module, so it must not import asyncio, which takes time and memory.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Base(msgspec.Struct, frozen=True):
         )
 
     def below(self, name: str) -> dict[Controller, str]:
-        """Returns the folders of a cgroup of this name."""
+        """Returns the folders, by controller, of the cgroup with this name below the base."""
         return {each: os.path.join(folder, name) for each, folder in self.folders.items()}
 
 
@@ -277,8 +277,8 @@ def write_note(path: Path, folders: Iterable[str]) -> None:
 
 
 def remove(note: Path) -> None:
-    """Removes the cgroup that is listed in the file `note`, with all processes in it, and the file.
-    If the cgroup cannot be removed yet, the file stays."""
+    """Kills all processes in the cgroup that the file `note` lists, then removes the cgroup and the
+    file. If the cgroup cannot be removed yet, the file stays."""
     try:
         folders = note.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -22,8 +22,9 @@ from fireflyer.hai.supervisor.messages import (
 from fireflyer.rpc import FrameBuffer, frame
 
 REPLY_S = 2.0
-"""Seconds within which a warm fork server must accept a request, and answer an abandoned request.
-Otherwise the server is killed. Both take milliseconds unless the server is frozen."""
+"""Seconds within which a warm fork server (its imports are complete) must accept a request, and
+answer an abandoned request. Otherwise the server is killed. Both take milliseconds unless the
+server is frozen."""
 
 
 class ForkServer:
@@ -58,7 +59,7 @@ class ForkServer:
         try:
             self.socket.sendall(self._request)
         except OSError:
-            self.kill()  # frozen or dead: when its exit is reaped, the request ends
+            self.kill()  # the server is frozen or dead; the request ends when its exit is reaped
         self._request = b""
 
     def replies(self) -> list[Forked | Refused]:
@@ -83,8 +84,8 @@ class ForkServer:
 
     def give_up(self) -> None:
         """Abandons the pending request. If the server replies within REPLY_S, the supervisor kills
-        the reported ranks; else it kills the server. A server that is still importing is killed
-        immediately."""
+        the reported ranks; otherwise the supervisor kills the server. A server that is still
+        importing is killed immediately."""
         if self.give_up_at is not None:
             return
         self.give_up_at = time.monotonic() + REPLY_S

@@ -17,7 +17,7 @@ def journal_path(directory: Path, node: str) -> Path:
 
 def members_path(directory: Path) -> Path:
     """Returns the path of the file in which members of an elastic attempt publish the addresses for
-    newcomers. Until the file exists, the attempt accepts no newcomers."""
+    newcomers (ranks that join later). Until the file exists, the attempt accepts no newcomers."""
     return directory / "doors"
 
 
@@ -52,7 +52,7 @@ class Journal:
         self._reserve()
 
     def _reserve(self) -> None:
-        """Reserves space by writing zeros, unless enough are left or the disk is full."""
+        """Reserves space by writing zeros, unless enough zeros are left or the disk is full."""
         if self._reserved_to - self._end < RESERVE_BYTES // 2:
             with contextlib.suppress(OSError):
                 while self._reserved_to < self._end + RESERVE_BYTES:

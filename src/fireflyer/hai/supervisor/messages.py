@@ -33,7 +33,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     """Folder of the attempt: logs and journals."""
     port: int
-    """Rendezvous port of the attempt; 0 asks this supervisor to reserve one."""
+    """Rendezvous port of the attempt; 0: this supervisor must reserve a port."""
     preload: tuple[str, ...]
     """Modules that a fork server imports before its first fork."""
     master: str = "127.0.0.1"
@@ -142,7 +142,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
     known: bool
     """False if this supervisor never ran the attempt, or has started a later one."""
     grace_s: float | None
-    """Grace period of the suspend in progress, whose second phase may be missing; None: no
+    """Grace period of the suspend in progress, which may still wait for Decide; None: no
     suspend."""
 
 
@@ -168,7 +168,8 @@ class PartEnded(msgspec.Struct, frozen=True, kw_only=True, tag="part_ended"):
     """True if a rank's call of `suspend_requested()` returned true, or if a rank acknowledged the
     suspend or got SIGTERM because of the suspend."""
     highest: int
-    """Highest call number, as in Frozen; without a freeze, over all calls."""
+    """Highest number of a `suspend_requested()` call, as in Frozen. Without a freeze, all calls
+    count."""
     failed_ns: int
     """CLOCK_MONOTONIC of the first failure on the node; 0: no failure."""
     monotonic_ns: int

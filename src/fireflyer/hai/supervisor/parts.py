@@ -1,8 +1,8 @@
 """Files that engine and nodes share: a node's part of a gang, and the address of its supervisor.
 
-Each file is written in place, because on a network file system a client sees new content when it
-opens the file, but a renamed file only after a delay. This module must not import asyncio, because
-supervisors use it.
+Each file is written in place, not renamed into place. On a network file system, a client sees new
+content as soon as it opens the file, but sees a renamed file only after a delay. Every supervisor
+imports this module, so it must not import asyncio, which takes time and memory.
 
     <task>/<node>.address          Announcement, by the node
     <task>/<attempt>/<node>.part   Part, by the engine; mode 0600, because it contains a secret

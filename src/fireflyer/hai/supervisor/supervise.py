@@ -127,8 +127,8 @@ class Supervisor:
             listener: descriptor of the listening socket.
             guard: pid of the guard, the parent of this process.
             node: name of the node.
-            attempt: folder of the attempt whose secret connections must prove; empty: a Unix
-                socket.
+            attempt: folder of the attempt with the secret that connections must prove; empty: the
+                listener is a Unix socket, and connections prove no secret.
             fork_server: pid of the fork server that a zygote has forked as a child of this process;
                 the descriptor of its socket follows `listener`.
         """
@@ -239,9 +239,9 @@ class Supervisor:
             self._idle_since = now
 
     def _sweep(self, attempt: Attempt) -> None:
-        """Kills all child processes except fork server and keeper. Their orphans become children of
-        the supervisor, and are killed after the SIGCHLD of their parents. Finishes the attempt if
-        no child is left."""
+        """Kills all child processes except fork server and keeper. Orphans of a killed process
+        become children of the supervisor, which kills them after the SIGCHLD of the killed process.
+        Finishes the attempt if no child is left."""
         forks = self._forks
         left = [pid for pid in self._killable() if forks is None or pid != forks.pid]
         for pid in left:
@@ -267,7 +267,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while self._wakeup.recv(4096):
                 pass
-        self._read_kernel()  # first: an entry about a process precedes the process's exit
+        self._read_kernel()  # before exits: a log entry about a process comes first
         while True:
             try:
                 result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,4 +1,5 @@
-"""Newest figures of all nodes, compared with each other. Pure."""
+"""Newest validation results of all nodes, compared with each other. A figure is one value that a
+check measures. Pure."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -75,8 +76,8 @@ def _measured(cells: Mapping[str, Cell]) -> bool:
 
 
 def _median(values: list[float]) -> float:
-    """Returns the middle value; with an even number of values the lower one, so that the result is
-    a measured value."""
+    """Returns the middle value; with an even number of values the lower of the two middle values,
+    so that the result is a measured value."""
     return sorted(values)[(len(values) - 1) // 2]
 
 

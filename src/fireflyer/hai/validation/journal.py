@@ -1,7 +1,7 @@
 """Journal of validations: one JSON line for each entry, in `validator.jsonl` of the home.
 
-Only the leading server writes it. An entry is on disk when `add` returns. A line that a crash cut
-short is skipped and ended by the next entry.
+Only the leading server writes it. An entry is on disk when `add` returns. Readers skip a line that
+a crash cut short, and the next entry begins on a new line.
 
 The journal keeps the newest KEPT entries of each node. It is compacted when its size has doubled
 since the last compaction: one summary, which contains the resulting state, replaces a node's older

@@ -1,7 +1,7 @@
 """Validation monitor: validates nodes, on the controller's event loop.
 
     due (policy)      -> a task on the node, outside the queue (`Dispatch`)
-    the task ended    -> journal, observations for the fault rules, which drain
+    the task ended    -> journal, observations for the fault rules, which may drain the node
     a drained node    -> retest; returns to service if the checks that drained it pass
 
 The journal outlives the server, so a new server continues where the old one ended.
@@ -179,8 +179,8 @@ class ValidationMonitor:
             asked.set_result(task.id)
 
     async def _follow(self, node: str, state: NodeState) -> None:
-        """Records the end of a validation whose task is over. Stops a validation that still waits
-        if other tasks use its node or the node is down."""
+        """Records the end of a validation whose task is over. Stops a validation that is still
+        queued, if its node is down or other tasks use its node."""
         task = state.task
         try:
             row = self._row(task)

@@ -1,7 +1,7 @@
 """Script of a validation task: runs the checks on its node and writes the results to `output`.
 
-The argument is one JSON object, an `Order`. A suspend ends the running check; the task then waits
-again and starts from the beginning.
+The argument is one JSON object, an `Order`. A suspend ends the running check; the task is then
+queued again and starts from the beginning.
 """
 
 import os

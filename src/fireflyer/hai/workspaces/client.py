@@ -20,8 +20,8 @@ BATCH = 8 << 20
 """Bytes of small files that share a request; a larger file has a request of its own."""
 
 OFFERS = 3
-"""Maximum number of offers of a folder: a prune may remove blobs between an upload and the next
-offer."""
+"""Maximum number of offers of a folder. Several may be needed, because a prune may remove blobs
+between an upload and the next offer."""
 
 
 class Shipped(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def _names(pattern: RegexPattern, name: str) -> bool:
     regex = pattern.regex
     if regex is None:
         return False
-    if "ps_d" not in regex.groupindex:  # matches below a directory, but not the directory: a/**
+    if "ps_d" not in regex.groupindex:  # such as a/**: matches only names below a directory
         return regex.search(name.removesuffix("/")) is not None
     if regex.pattern == "(?P<ps_d>/)":  # matches any directory: */
         return name.endswith("/")

@@ -115,7 +115,7 @@ class _Walk:
         if item.name == ".git" or rules.leave_out(prefix + path, directory=inside):
             return
         if len(self.entries) > MAX_ENTRIES:
-            return  # `_within` rejects the folder; do not read a large data set before
+            return  # `_within` rejects the folder; do not read a large data set first
         mode = stat.S_IMODE(facts.st_mode) & 0o777
         if inside:
             if self._without is not None and self._without == self._root / path:

@@ -84,7 +84,7 @@ def make(folder: Path, lock_file: Path, parents: list[str]) -> int:
             "the environment cannot be made: see above; correct the lock file and run the task again"
         )
         return 1
-    # After pip, which would take the parents' packages for packages of this environment.
+    # Runs after pip, because pip would take the parents' packages for packages of this environment.
     _inherit(folder, parents)
     os.sync()  # so that an environment marked as ready survives a power cut
     write_private(ready, b"")

@@ -1,5 +1,5 @@
-"""Environments by lock file: one for each content of a lock file, created at its first use by a
-task and shared by all tasks.
+"""Environments by lock file: one environment for each content of a lock file. The first task that
+uses an environment creates it, and all tasks share it.
 
 venvs/<id>.lock.txt    the lock file; <id> is its SHA-256
 venvs/<key>/           the environment; <key> names the lock file and the interpreter

@@ -19,7 +19,8 @@ from fireflyer.haiprof.recorders import Recorder, available, chosen
 from fireflyer.haiprof.records import RankProfile, Record, Sample, StepRecord
 
 DETACH_TIMEOUT_S = 20.0
-"""Time for the agent to send its pending records; operators of torch.profiler take seconds."""
+"""Seconds for the agent to send its pending records. Records of operators from torch.profiler take
+seconds to send."""
 
 LONGEST_S = 86_400.0
 """Maximum time for a script to reach its first step. After this time the agent detaches by
@@ -76,7 +77,7 @@ class Attached:
     recorders: list[Recorder]
     due: dict[str, float] = field(default_factory=dict)
     first_step_s: float | None = None
-    """Seconds from the attachment to the first step's row."""
+    """Seconds from the attachment until the first step's record arrived."""
 
 
 def collect(

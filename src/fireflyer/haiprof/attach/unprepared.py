@@ -1,4 +1,5 @@
-"""Stacks of a process that was not prepared, through py-spy where it is installed."""
+"""Stacks of a process that was not prepared for a profiler to attach (`haiprof/inside/prepare.py`),
+read by py-spy if it is installed."""
 
 import shutil
 import subprocess

@@ -22,8 +22,9 @@ SLOW_SHARE = 0.15
 """Share of a step by which a rank must be slower than the others for a finding."""
 
 DATA_SHARE = 0.15
-"""Minimum share of the step for a finding about data. The shares below are the limits for
-communication, callbacks, unattributed time and locks."""
+"""Minimum share of the step for a finding about data. The next four shares are the limits for
+communication, callbacks, unattributed time and locks. BLOCKED_SHARE is a limit of
+`_slow_network`."""
 COMMUNICATION_SHARE = 0.25
 CALLBACKS_SHARE = 0.05
 OTHER_SHARE = 0.10

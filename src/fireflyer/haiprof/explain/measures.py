@@ -42,8 +42,8 @@ class RankMeasures:
         return sum(values) / len(values) if values else 0.0
 
     def lock_share(self) -> tuple[float, str]:
-        """Returns the share of its time that the training thread waited for a lock outside of data
-        loading and communication, and the place in the code."""
+        """Returns the share of the training thread's samples that wait for a lock, and the place in
+        the code with the most of them. Waits in data loading and communication do not count."""
         waiting: Counter[str] = Counter()
         total = 0
         for _, stack, weight in self._training_samples():

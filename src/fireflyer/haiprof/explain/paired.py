@@ -14,7 +14,7 @@ from fireflyer.haiprof.phases import Row
 
 PARTS = 4
 """Number of parts of a session; a slow rank must be late in each part, because a burst of other
-work on the machine is shorter."""
+work on the machine is shorter than the session."""
 
 
 def own_s(row: Row) -> float:
@@ -38,7 +38,7 @@ class PairedSteps:
             ]
             if max(apart) < row.seconds * 1e9 / 2:
                 self.steps.append(tuple(each[n] for each, n in zip(rows, nearest, strict=True)))
-        if len(self.steps) < len(rows[0]) / 2:  # sessions at different times
+        if len(self.steps) < len(rows[0]) / 2:  # the ranks' sessions were at different times
             self.steps = list(zip(*rows, strict=False))
 
     def lateness(self, index: int) -> list[float]:

@@ -228,7 +228,7 @@ class Session:
             if self._sampler is not None:
                 until = min(until, self._sampled_at + self._sampler.period_ns)
             if poll.poll(max(0, -(-(until - now) // 1_000_000))):
-                return  # the profiler sends nothing after its request: it detaches, or has died
+                return  # the profiler detaches or has died: it sends nothing after its request
             now = time.monotonic_ns()
             if self._sampler is not None and now >= self._sampled_at + self._sampler.period_ns:
                 self._sample(now)
@@ -254,7 +254,7 @@ class Session:
         for undo in reversed(self._undo):
             with contextlib.suppress(Exception):
                 undo()
-        self._undo = []  # the hooks refer to this session
+        self._undo = []  # drops the hooks, which refer to this session
         if self._operators.running:  # the thread that trains has not come to the end of a step
             with contextlib.suppress(Exception):
                 self._operators.stop()

@@ -50,7 +50,7 @@ class EventBuffer:
         return number
 
     def drain(self) -> tuple[bytes, dict[int, str]]:
-        """Takes all events and new labels so far."""
+        """Removes and returns all events and new labels so far."""
         events = self.log.drain()
         labels, self._new_labels = self._new_labels, {}
         return events, labels

@@ -1,4 +1,4 @@
-"""Loaded classes of callbacks and loggers of the Trainers of Lightning and transformers.
+"""Finds the loaded callback and logger classes of two Trainers: Lightning's and transformers'.
 
 A Trainer calls every callback at every event. The methods of the base classes do nothing, so only
 methods that a subclass overrides get a hook.

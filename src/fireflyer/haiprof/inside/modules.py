@@ -3,7 +3,8 @@ then timed by hooks of their classes.
 
 A hook on every module would cost at least a microsecond a call. So `Module.__call__` is replaced
 for a few steps only, to find modules that no other module calls. Their classes get hooks; then the
-original `__call__` is restored. Later searches of one step find new roots.
+original `__call__` is restored. Later searches, of one step each, find roots that are called for
+the first time.
 """
 
 import sys
@@ -84,7 +85,8 @@ class RootModules:
 
     def _start_search(self) -> None:
         original = self._class.__call__
-        # torch.compile traces calls, and must not find a hook there.
+        # torch.compile must not trace a hook, so during a compilation the hook calls `followed`,
+        # which leads to no hook.
         usual = original is self._class._wrapped_call_impl
         followed = self._class._call_impl if usual else original
         compiling, inside, roots = self._compiling, self._inside, self._roots

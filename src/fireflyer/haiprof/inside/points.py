@@ -196,7 +196,7 @@ class OptimizerHooks:
 
     Args:
         at_step: called in the training thread after an optimizer's step, with the number of steps
-            since its last call; returns the number of steps until the next call.
+            since the previous call of `at_step`; returns the number of steps until the next call.
     """
 
     def __init__(self, buffer: EventBuffer, at_step: Callable[[int], int]) -> None:

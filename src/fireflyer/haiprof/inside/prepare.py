@@ -1,10 +1,10 @@
 """Preparation of a process, so that a profiler can attach to it at any later time.
 
-A prepared process has a handler of one real-time signal, an exit handler that makes it ignore that
-signal, and one inaccessible page of address space that marks it. Until the signal arrives, the
-preparation adds no thread, open file or timer. The mark is a mapping of this file whose offset, in
-pages, is the signal's number. The profiler reads the mark from /proc/PID/maps, so it never signals
-a process that the signal would kill.
+A prepared process has a handler of one real-time signal, an exit handler that makes the process
+ignore that signal, and one inaccessible page of address space that marks the process. Until the
+signal arrives, the preparation adds no thread, open file or timer. The mark is a mapping of this
+file whose offset, in pages, is the signal's number. The profiler reads the mark from
+/proc/PID/maps, so it never signals a process that the signal would kill.
 
 This module imports nothing costly, because it runs at the start of every interpreter.
 """

@@ -87,7 +87,7 @@ def acquires_lock(code: CodeType, offset: int) -> bool:
     if operation != "BEFORE_WITH" and not (
         operation in ("CALL", "CALL_KW") and "acquire" in code.co_names
     ):
-        return False  # early, because the list of instructions takes milliseconds
+        return False  # returns early, because listing the instructions takes milliseconds
     before = [i for i in dis.get_instructions(code) if i.offset <= offset and i.opname != "CACHE"]
     if not before or before[-1].offset != offset:
         return False

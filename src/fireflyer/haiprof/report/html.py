@@ -46,7 +46,7 @@ def page(report: dict[str, Any], profiles: Sequence[RankProfile]) -> str:
 
 
 def _steps(profile: RankProfile) -> Markup:
-    """Draws steps over time, the phases of each on top of each other."""
+    """Draws each step as a bar over time; the phases of a step are stacked in the bar."""
     rows = profile.steps[:: -(-len(profile.steps) // MOST_BARS)]
     longest = max(row.seconds for row in rows)
     width = WIDTH / len(rows)

@@ -1,4 +1,5 @@
-"""Creation of process groups even after ranks have died or joined, when torch's way fails."""
+"""Creation of process groups after ranks have died or joined. torch's `new_group` fails in that
+case."""
 
 import datetime
 import secrets

@@ -70,7 +70,7 @@ class Shards:
         except ShardsLost as error:
             self._model.reshard(self._group, steps=None, values=False)
             self.lost = error
-        return lambda: None  # already installed; after a failure every rank still has its old parts
+        return lambda: None  # `reshard` installed the state; if it failed, the old parts remain
 
     def restored(self) -> None:
         self.lost = None

@@ -247,7 +247,7 @@ class Elastic:
             )
 
     def _only_makes_state(self) -> bool:
-        """Returns True if torch makes this optimizer step, not the script.
+        """Returns True if torch, not the script, makes this optimizer step.
 
         `get_state_dict` sets learning rates to 0 and steps once, so that the optimizer makes its state.
         """

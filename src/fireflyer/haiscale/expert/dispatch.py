@@ -99,7 +99,8 @@ class Dispatcher:
         group: hfreduce.ProcessGroupHFReduce,
         wire: torch.dtype | None,
     ) -> tuple[torch.Tensor, Pairs, _Hop]:
-        """Sends each row once to every rank of `group` that is the target of one of its pairs."""
+        """Sends each row once to every rank of `group` that is the target of one of the row's
+        pairs."""
         groups, size = self._groups, group.size()
         keys, order = torch.sort(targets * len(x) + pairs.row, stable=True)
         rows, per_row = torch.unique_consecutive(keys, return_counts=True)

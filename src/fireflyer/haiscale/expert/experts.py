@@ -18,8 +18,8 @@ NAMES = ("gate", "up", "down")
 
 
 class Experts(ShardedLayer):
-    """SwiGLU experts: down(silu(gate x) * up x). Each rank holds the experts of `slots / ranks`
-    slots.
+    """SwiGLU experts: down(silu(gate x) * up x). A slot is the place of one replica of an expert.
+    Each rank holds the experts of `slots / ranks` slots.
 
     States hold all experts in the order of their numbers, regardless of their slots: (experts,
     ...).
@@ -39,7 +39,7 @@ class Experts(ShardedLayer):
         self.groups = ExpertGroups(self.group)
         self.experts, self.local = experts, slots // self.group.size()
         self.phy2log = torch.arange(slots) % experts
-        word = torch.randint(2**31, (1,))  # seed: equal experts on any number of ranks
+        word = torch.randint(2**31, (1,))  # seed: the experts are equal on any number of ranks
         self.groups.run(dist.broadcast, word, group=self.group, group_src=0)
         shapes = {
             "gate": (hidden, features),

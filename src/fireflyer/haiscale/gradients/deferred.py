@@ -2,7 +2,7 @@
 
 While a parameter's bucket is in flight, the parameter's class is `DeferredParameter`. Any torch
 function that receives the parameter, in the next forward or in the script, first waits for the
-bucket. So no code reads a value that an update is still to change, and the bucket needed last is
+bucket. So no code reads a value before the value's update, and the bucket that is needed last is
 waited for last. (ByteScheduler, SOSP 2019, crosses the barrier between steps with hooks on modules.
 Such hooks miss a weight that is used outside its module's forward.)
 """
@@ -163,6 +163,7 @@ def owner_of(parameter: DeferredMixin) -> GradientOwner:
 
 
 def reads_behind_python(module: nn.Module) -> bool:
-    """Returns True for a compiled or scripted module: it reads values without a visible call."""
+    """Returns True for a compiled or scripted module, which reads values without
+    `__torch_function__`."""
     compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
     return compiled or isinstance(module, torch.jit.ScriptModule)

@@ -223,7 +223,7 @@ class Reducer:
             self._sample_weights.open()
         self._used[:] = bytes(len(self._used))
         if self._observed is not None:
-            self._observed.clear()  # a graph can be run twice before the next forward
+            self._observed.clear()  # a graph may run backward twice before the next forward
         self._next = 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
@@ -280,7 +280,7 @@ class Reducer:
     def _reduce(
         self, tensor: torch.Tensor, op: ReduceOp.RedOpType, wire: str | None, priority: int
     ) -> dist.Work | None:
-        if self.options.tree is not None:  # the tree's calls run one after the other
+        if self.options.tree is not None:  # the tree runs its calls in order, without priorities
             return self.options.tree.allreduce(tensor, op, async_op=True)
         work: dist.Work = hfreduce.allreduce(
             tensor,

@@ -1,4 +1,4 @@
-"""Sample weights for ranks with unequal parts of a global batch, and a flag for newcomers.
+"""Sample weights for ranks with unequal parts of a global batch, and a flag for waiting newcomers.
 
 The reduction that ends each backward carries both in its *tail* (`suspend_vote.MaskTail`), which is
 reduced with MAX. Byte 0 is 1 if newcomers wait at the member that wrote the tail. After that, each
@@ -56,7 +56,7 @@ class SampleWeights:
         return 1 + 8 * self._world
 
     def open(self) -> None:
-        """Begins a backward. Collective the first time.
+        """Begins a backward. Collective in the first backward after `reset`.
 
         Raises:
             ConfigError: the weight is not a number of samples.

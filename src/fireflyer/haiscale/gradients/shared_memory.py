@@ -1,8 +1,8 @@
 """Detection of tensors, arrays and processes that share a parameter's memory.
 
 Code that holds such an alias reads the parameter without a torch function, so it would not see a
-pending update. Examples are a state dict or a view that was made before the loop, `p.numpy()`, and
-shared memory.
+pending update (see `deferred`). Examples are a state dict or a view that was made before the loop,
+`p.numpy()`, and shared memory.
 """
 
 from typing import Any

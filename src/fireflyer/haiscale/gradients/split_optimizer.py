@@ -136,7 +136,7 @@ class SplitOptimizer:
     def _close(self) -> None:
         """Implements the script's `optimizer.step()`: steps now, or marks what to step on arrival."""
         if any(one.stepping for one in self._in_flight()):
-            self._settle()  # an earlier step was requested
+            self._settle()  # an earlier `step()` is not applied yet
         self._settings = self._copied_settings()
         later = self._later(self._in_flight())
         self.step(self._others(p for one in later for p in one.parameters))
@@ -208,7 +208,7 @@ class SplitOptimizer:
             )
 
     def _others(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the optimizer's other parameters."""
+        """Returns the optimizer's parameters that are not among `parameters`."""
         known = {id(p) for p in parameters}
         return [p for p in self._parameters() if id(p) not in known]
 
@@ -223,8 +223,9 @@ class SplitOptimizer:
         """Returns the reductions to step on arrival: the optimizer holds all their parameters.
 
         Some reductions are waited for at once: those with only some parameters in the optimizer,
-        and those with a parameter whose memory code can read by another name. If the step is not split, all
-        are waited for. Reductions without a parameter in the optimizer are ignored.
+        and those with a parameter that shares its memory with another name (`shared_memory`). If
+        the step is not split, all are waited for. Reductions without a parameter in the optimizer
+        are ignored.
         """
         if not self._splits:
             for one in away:

@@ -1,7 +1,8 @@
 """Agreement of the ranks on leaving, carried by the reduction that ends each backward.
 
-The mask of a backward carries a *tail* after its own bytes, which is also reduced with MAX: one
-byte of `SuspendVote`, then the bytes of `sample_weights.SampleWeights`.
+The mask of a backward marks the parameters that the backward reached. After its own bytes, the mask
+carries a *tail*: one byte of `SuspendVote`, then the bytes of `sample_weights.SampleWeights`. The
+tail is reduced with MAX, like the mask.
 """
 
 from collections.abc import Callable

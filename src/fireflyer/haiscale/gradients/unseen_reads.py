@@ -1,9 +1,9 @@
 """Waits in functions by which torch reads a tensor without calling its `__torch_function__`.
 
-While parameters are pending, these functions are replaced. A replacement first makes the pending
-parameters among its arguments arrive. Scripted code may hold any parameter, so a call of scripted
-code makes all pending parameters arrive. Modules that hold such a function under their own name
-(`from torch import tensor`) get the replacement, too.
+While parameters are pending (they wait for their gradients, see `deferred`), these functions are
+replaced. A replacement first makes the pending parameters among its arguments arrive. Scripted code
+may hold any parameter, so a call of scripted code makes all pending parameters arrive. Modules that
+hold such a function under their own name (`from torch import tensor`) get the replacement, too.
 """
 
 import functools

@@ -1,4 +1,5 @@
-"""Waits for pending steps before code reads or replaces `optimizer.state`.
+"""Waits for pending steps before code reads or replaces `optimizer.state`. A step is pending if the
+script has requested the step and the gradients have not arrived.
 
 `state` is a plain attribute. Therefore the optimizer's class is replaced by a subclass with a
 property as long as the optimizer's steps can be pending.

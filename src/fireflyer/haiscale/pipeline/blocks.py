@@ -123,8 +123,8 @@ class Outline:
     Attributes:
         names: names of the module's inputs.
         blocks: the blocks, in order.
-        homes: stages that hold each module with parameters outside the blocks, by the module's
-            name: FIRST, LAST or both.
+        homes: stages (FIRST, LAST or both) that hold a module, by the module's name, for all
+            modules outside the blocks that have parameters.
         seconds: time before the blocks, of each block, and after the blocks.
         output: tensors that the module returned.
     """

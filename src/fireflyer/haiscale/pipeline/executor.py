@@ -223,7 +223,7 @@ class Pipeline(Uncopied):
         batches: list[list[Any]] = []
         known = self._agree(lambda: self._divided(x, criterion, labels, trains, batches))
         rows, targets = known["rows of x"], known.get("rows of labels", 0)
-        if targets % rows:  # otherwise micro-batches would be broadcast against each other
+        if targets % rows:  # otherwise torch would broadcast x and labels
             raise ConfigError(
                 f"invalid labels of stage {self.last}: {targets} rows do not match the {rows} rows "
                 "of x"

@@ -35,7 +35,7 @@ def sum_tied(stages: Stages, size: int, mail: Mail, first_tag: int) -> None:
         stages: this rank's stages by number.
         size: number of ranks of the pipeline.
         mail: transfers between the ranks.
-        first_tag: first tag that no message between stages uses.
+        first_tag: this tag and all greater tags are not used by messages between stages.
     """
     for number, ranks, parameter in _tied_here(stages, size):
         if len(ranks) < 2 or not parameter.requires_grad:

@@ -207,8 +207,9 @@ def timeline(plan: Schedule, duration: Duration, latency: Duration = lambda _: 0
     execution ends, every execution ends. The messages of a rank are sent one after another.
 
     Args:
-        duration: time of a computation.
-        latency: time that a message occupies its sender's card, by its send action.
+        duration: function from a computation to its time.
+        latency: function from a send action to the time for which the message occupies the sender's
+            card.
 
     Raises:
         ConfigError: ranks wait for one another in a circle, or a message has no sender.

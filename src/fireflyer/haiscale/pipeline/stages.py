@@ -157,7 +157,8 @@ def _sizes(
 
 
 def even(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Returns sizes of consecutive non-empty parts that make the largest sum of costs smallest."""
+    """Returns the sizes of consecutive non-empty parts whose largest cost is as small as
+    possible."""
     count = len(costs)
     until = [0.0]
     for cost in costs:

@@ -13,7 +13,8 @@ from fireflyer.errors import ConfigError
 
 HEADER_BYTES = 1024
 AHEAD = 2
-"""Number of receives per boundary that are posted before they are needed."""
+"""Number of receives that are posted before they are needed, for each boundary between two
+stages."""
 
 Layout = list[tuple[tuple[int, ...], str, bool]]
 """Shape, dtype and requires_grad of each tensor of a message."""
@@ -120,8 +121,8 @@ class Mail:
             self._under_way.popleft()[0].wait()
 
     def exchange(self, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> None:
-        """Sums `tensor` over `ranks` in place, in their order, so the bits are equal on all of
-        them."""
+        """Sums `tensor` over `ranks` in place, in the order of `ranks`, so all these ranks get
+        equal bits."""
         first, *others = ranks
         me = self._group.rank()
         if me == first:

@@ -1,4 +1,4 @@
-"""Price of a layout: step time, memory of a rank and bytes sent by a card. Pure."""
+"""Price of a layout: step time, memory of a rank and bytes sent by a network card. Pure."""
 
 import itertools
 import math
@@ -53,9 +53,11 @@ class _Stage:
 
     Attributes:
         forward, inputs, weights: times of the forward, the input gradient and the weight gradient.
-        compute: computation in the three together, without exchanges.
+        compute: time of the computation in `forward`, `inputs` and `weights` together, without
+            exchanges.
         message: bytes of the activations between two stages.
-        routed: bytes that a rank sends to other hosts for experts, in the three together.
+        routed: bytes that a rank sends to other hosts for experts, in forward and backward
+            together.
     """
 
     forward: float

@@ -18,7 +18,7 @@ from fireflyer.haiscale.planner.overlap import (
     simulate,
 )
 
-STEPS = 6  # number of simulated steps; the first ones fill the pipeline
+STEPS = 6  # number of simulated steps; the first steps fill the pipeline
 
 
 class Layer(Protocol):
@@ -47,8 +47,8 @@ class Prices:
         allreduce: function from a size in bytes to the seconds of its allreduce.
         half: function from a total size in bytes to the seconds of its all-gather or
             reduce-scatter.
-        copy_byte_s: seconds per byte of gradients that a rank copies to the place of their
-            reduction.
+        copy_byte_s: seconds per byte of gradients that a rank copies to the memory in which they
+            are reduced.
         optimizer_byte_s: seconds per byte of parameters that the optimizer updates.
     """
 
@@ -85,7 +85,7 @@ def ddp(
     Args:
         deferred: True: the next forward waits for the buckets, and the bucket started last has the
             highest priority. False: the end of backward waits for all buckets.
-        before_s: seconds of the micro-batches before the last one, whose gradients are only
+        before_s: seconds of all micro-batches except the last one; their gradients are only
             accumulated.
     """
     layer_of = [n for n, layer in enumerate(training.layers) for _ in layer.sizes]

@@ -1,7 +1,8 @@
 """Overlap of a rank's computation with its communication, in simulated time. Pure.
 
-A rank's program is a list of instructions. A channel carries one communication at a time: the
-waiting one with the highest priority. Channels share the network link between hosts evenly.
+A rank's program is a list of instructions. A channel carries one communication at a time. When it
+is free, it starts the waiting communication with the highest priority. Channels share the network
+link between hosts evenly.
 """
 
 import heapq
@@ -61,7 +62,7 @@ class _Link:
             self._carried[channel] = first.name, first.seconds
 
     def pass_time(self, most: float) -> None:
-        """Advances the time until a communication ends, or by `most` seconds."""
+        """Advances the time until a communication ends, but by at most `most` seconds."""
         share = len(self._carried)
         left = min((left * share for _, left in self._carried.values()), default=most)
         passed = min(left, most)

@@ -94,7 +94,7 @@ def _unpack(saved: _Saved) -> torch.Tensor:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    with DisableTorchFunctionSubclass():  # no wait: an address is not a value
+    with DisableTorchFunctionSubclass():  # no wait for pending parameters: only addresses are read
         return {_storage(tensor)[0] for tensor in tensors}
 
 

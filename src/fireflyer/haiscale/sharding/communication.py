@@ -1,8 +1,9 @@
 """Communication of shards, which replaces `fully_shard`'s own.
 
-`fully_shard` waits for the Work of an all-gather. However, it reads the output of a reduce-scatter,
-and of the all-reduce between replicas, as soon as the call returns. Here both calls return while
-their operations are in flight; `gradients` ensures that no code reads the output too early.
+`fully_shard` waits for the Work of an all-gather. However, `fully_shard` reads the output of a
+reduce-scatter, and of the all-reduce between replicas, as soon as the call returns. Here both calls
+return while their operations are in flight; `gradients` ensures that no code reads the output too
+early.
 """
 
 import concurrent.futures
@@ -192,7 +193,7 @@ class Channels:
         self, output: torch.Tensor, source: torch.Tensor, priority: int, label: int
     ) -> dist.Work:
         """Starts the average of all ranks' `source`; `output` receives this rank's piece."""
-        ordered = self._replicate is not None  # the other group's operations follow in this order
+        ordered = self._replicate is not None  # the replicas' reductions follow in this order
         work: dist.Work = hfreduce.reduce_scatter(
             output,
             source,

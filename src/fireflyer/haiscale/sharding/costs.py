@@ -52,7 +52,7 @@ def costs_of(units: Sequence[Unit], layout: DataLayout, wires: Wires) -> Costs:
         shard = sum(_shard(one) * _gathered_as(one, wires) for one in unit.group.fsdp_params)
         again = unit.group.post_forward_mesh_info
         gathered += bytes_to_send(shard * layout.gather.size(), layout.gather)
-        if again is not None:  # backward gathers what `reshard_after_forward` has left
+        if again is not None:  # backward gathers again, in the group of `reshard_after_forward`
             among = again.shard_process_group
             gathered += bytes_to_send(shard * layout.gather.size(), among)
     travels = sum(

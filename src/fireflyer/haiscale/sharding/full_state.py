@@ -30,7 +30,7 @@ def cut(state: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cut(value: Any, like: Any) -> Any:
     if not isinstance(like, DTensor) or isinstance(value, DTensor) or value.shape != like.shape:
-        return value  # load_state_dict reports the error
+        return value  # load_state_dict reports a wrong shape
     part = distribute_tensor(
         value.detach().to(like.dtype), like.device_mesh, like.placements, src_data_rank=None
     )

@@ -146,7 +146,8 @@ class Unit:
         return bool(self.group.is_unsharded) and self._gathered != self._versions()
 
     def _versions(self) -> list[int]:
-        """Returns version counters; a DTensor's counter is independent of its local part's."""
+        """Returns version counters; a DTensor's counter is independent of the counter of its local
+        part."""
         both = [(one.sharded_param, one._sharded_local_tensor) for one in self.group.fsdp_params]
         return [tensor._version for pair in both for tensor in pair]
 
@@ -232,7 +233,7 @@ class Sharding:
                 one._unsharded_param.register_post_accumulate_grad_hook(self._reach(number))
 
     def _reach(self, number: int) -> Callable[[torch.Tensor], None]:
-        used = self._used  # not self: garbage collection sees no cycle through a tensor's hooks
+        used = self._used  # not self: garbage collection misses cycles through a tensor's hooks
 
         def reached(_: torch.Tensor) -> None:
             used[number] = 1
@@ -276,8 +277,8 @@ class Sharding:
     def replicate(self, unit: Unit, shard: torch.Tensor) -> None:
         """Starts the sum over replicas, either of the result of `scatter` or of whole gradients.
 
-        An error here is raised at the end of backward. torch cannot log an exception of a group
-        that it does not know, and would raise another exception instead.
+        An error here is raised only at the end of backward. torch would raise another exception
+        instead of the error, because torch cannot log errors of a group that it does not know.
         """
         try:
             with span("all_reduce", "unit", unit.label.unit):

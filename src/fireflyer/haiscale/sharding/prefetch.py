@@ -31,7 +31,7 @@ def _outside_inference() -> Iterator[None]:
 
 
 class Prefetcher:
-    """Replaces `unshard` in each unit.
+    """Replaces `unshard` in each unit (parameter group of `fully_shard`).
 
     Args:
         ahead: number of units to gather before their turn in forward.
@@ -53,7 +53,7 @@ class Prefetcher:
         self._units, self._sharding, self._ahead = list(units), sharding, ahead
         self._order: list[Unit] = []  # units of the last forward
         self._entered: list[Unit] = []  # units of this forward
-        self._follows = False  # True while this forward repeats the last one's order
+        self._follows = False  # True while this forward repeats the order of the last forward
         self._prefetching = False
         self._hooks = [
             root.register_forward_pre_hook(self._begin, prepend=True),
@@ -131,8 +131,8 @@ class Prefetcher:
             self._prefetching = False
 
     def _prefetch_after(self, unit: Unit, prefetches: bool) -> None:
-        """Gathers backward's next unit when this unit's gradients are ready if `prefetches` is
-        True. Otherwise each unit is gathered in its turn."""
+        """Sets when the unit after this unit in backward is gathered: when this unit's gradients
+        are ready if `prefetches` is True, otherwise in its turn."""
         group = unit.group
         by_group = {id(one.group): one for one in self._units}
         following: list[Unit] = []

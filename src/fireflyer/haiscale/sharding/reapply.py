@@ -186,8 +186,9 @@ def moved(
 ) -> list[tuple[nn.Parameter, torch.Tensor]]:
     """Returns this rank's new part of each parameter. Collective.
 
-    Buffers and optimizers' state move, too. On ranks whose values can be used, no old value is
-    modified.
+    Moves buffers and the optimizers' state, too. A rank with valid old values (`mover.behind` is
+    False) modifies none of them. On the other ranks, the leader's buffers overwrite the rank's own
+    buffers.
     """
     found = []
     for one in moments:

@@ -60,7 +60,7 @@ class Claim:
         part: part that the rank holds; None if the rank has just joined.
         steps: number of optimizer steps that the part's values have taken; None if the values are
             not valid.
-        wanted: number of shards of each copy if the model is replicated; None without replicas.
+        wanted: number of shards that each replica of the model is to have; None without replicas.
         groups: digest of the optimizers' param_groups.
         structure: digest of the optimizers' state, without values.
         values: True if the rank wants values to move.
@@ -83,7 +83,11 @@ class Source:
 
 
 class Plan:
-    """Holders of the parts, and the leader (the first rank with valid values); equal on all ranks."""
+    """Holders of the parts, and the leader; equal on all ranks.
+
+    The leader is the first rank with valid values. If no rank has valid values or no values move,
+    the leader is the first rank that has a part.
+    """
 
     def __init__(self, claims: Sequence[Claim], hosts: Sequence[Sequence[int]]) -> None:
         if len({claim.values for claim in claims}) > 1:
@@ -160,8 +164,10 @@ class Plan:
         return gaps
 
     def deliveries(self, count: int, wanted: Rows, rank: int) -> Iterator[tuple[int, Rows]]:
-        """Yields (source, rows) for a rank's rows of a tensor; prefers the rank itself, then its
-        host."""
+        """Yields pairs (source rank, rows) that together deliver the rows `wanted` to `rank`.
+
+        Sources are `rank` itself if possible, else a rank on the same host, else any rank.
+        """
         begin, end = wanted
         while begin < end:
             _, choice, last = min(self._holding(count, begin, rank))
@@ -169,9 +175,9 @@ class Plan:
             begin = last
 
     def _holding(self, count: int, row: int, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yields (distance, source, end of its rows) for ranks that hold a row.
+        """Yields (distance, source rank, end of the source's rows) for ranks that hold `row`.
 
-        The distance from `rank` is 0 for the rank itself, 1 on its host, 2 on another host.
+        The distance from `rank` to a source is 0 for `rank` itself, 1 on the same host, else 2.
         """
         for source in self.sources:
             first, end = source.part.rows(count)
@@ -268,7 +274,7 @@ class Mover:
             self.received += block.numel()
 
     def from_lead(self, words: Callable[[], Any]) -> Any:
-        """Returns the leader's result of `words`, or None if all ranks have valid values.
+        """Returns the result of `words()` on the leader, or None if all ranks have valid values.
 
         Collective.
         """

@@ -1,4 +1,4 @@
-"""Division of a module into units, creation of parameters from the meta device, and sharding."""
+"""Divides a module into units, materialises meta-device parameters, and shards the units."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,11 +146,13 @@ def _by_size(
 ) -> tuple[list[nn.Module], int]:
     """Applies a policy function as torch does, from the outermost module inwards.
 
-    The policy gets the number of elements that are in no unit yet.
+    The first call of the policy for a module asks whether to look inside, and gets the number of
+    all elements of the module. The second call asks whether the module becomes a unit, and gets
+    the number of elements that are in no inner unit.
 
     Returns:
-        The units in `module`, inner ones first, including `module` unless it is the outermost; and
-        their number of elements.
+        The units in `module`, inner ones first, and the number of elements in these units. `module`
+        is one of them if the policy chose it and it is not the outermost module.
     """
     elements = sum(p.numel() for p in module.parameters())
     if module in seen or not policy(module=module, recurse=True, nonwrapped_numel=elements):
@@ -234,7 +236,8 @@ def precision_of(
 ) -> tuple[MixedPrecisionPolicy, str | None]:
     """Returns the policy and the wire codec for gradients that are summed in memory as `dtype`.
 
-    `dtype` is the parameters' type. Another `reduce_dtype` selects the wire codec.
+    `dtype` is the parameters' type. If `wire` is None and `reduce_dtype` differs from `dtype`,
+    `reduce_dtype` selects the wire codec.
 
     Raises:
         ConfigError: no wire codec has the type `reduce_dtype`.
@@ -311,8 +314,8 @@ def _materialise(modules: Sequence[nn.Module], init: InitFunction | None) -> lis
 
 
 def _check_values(made: Sequence[torch.Tensor], root: nn.Module) -> None:
-    """Raises ConfigError for tensors without values; on all ranks, because all have equal
-    values."""
+    """Raises ConfigError for tensors without values. All ranks raise it, because their values are
+    equal."""
     bare = {id(t) for t in made if (t.is_floating_point() or t.is_complex()) and t.isnan().any()}
     names = [n for n, t in (*root.named_parameters(), *root.named_buffers()) if id(t) in bare]
     if bare:

@@ -84,7 +84,7 @@ def piece_of(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
 
 
 def enter(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Passes a whole value to a computation that differs by rank; sums its partial gradients."""
+    """Passes a whole value to a computation that differs by rank; sums the partial gradients."""
     return _exchange(x, _same, _summed(group))
 
 
@@ -104,7 +104,7 @@ def split(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
 
 
 def enter_from(x: torch.Tensor, dim: int, group: ProcessGroup) -> torch.Tensor:
-    """Joins a split value for a computation that differs by rank; sums and splits its gradients."""
+    """Joins a split value for a computation that differs by rank; sums and splits the gradients."""
     return _exchange(x, _joined(group, dim), _summed_own(group, dim))
 
 

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of collectives: it traces Python and cannot know a group's state.
+"""Keeps torch.compile out of collectives, because a trace of Python cannot know a group's state.
 
 A compiled model that calls a collective (DDP's forward broadcasts buffers) breaks its graph there,
 as at a call into C++. The collective itself runs uncompiled.

@@ -45,8 +45,9 @@ _finders: dict[str, Finder] = {}
 
 
 def register(name: str, finder: Finder) -> None:
-    """Registers another kind of device; `finder` returns the device context of its tensors, else
-    None.
+    """Registers another kind of device.
+
+    `finder` returns the device context of the device's tensors, and None for all other tensors.
 
     If torch regards the device's tensors as CPU tensors, they must be contiguous, because torch
     would copy other tensors without the device's knowledge.
@@ -108,9 +109,10 @@ def keep_for_ever(held: object) -> None:
 class DeviceWork(Work):
     """A collective on the memory of a device.
 
-    `wait()` makes the caller's current stream wait, not the caller. With a timeout, the caller also
-    waits until the ranks have reduced. An error that is found later leaves NaN (or all bits set) in
-    the result; `exception()` returns the error, and every later call of the group raises it.
+    `wait()` makes the caller's current stream wait; the calling thread does not block. With a
+    timeout, the calling thread also waits until the ranks have reduced. An error that is found
+    after `wait()` returned leaves NaN (or all bits set) in the result; `exception()` returns the
+    error, and every later call of the group raises it.
 
     Args:
         settler, operations, result, held, finish: see `Work`.

@@ -225,8 +225,8 @@ class EngineGroup(ProcessGroup):
         in flight end with an error.
 
         Args:
-            store_addr: "host:port/prefix" of a TCPStore. Only these ranks may use the prefix, and
-                only once.
+            store_addr: "host:port/prefix" of a TCPStore. Only the ranks of the new group may use
+                the prefix, each for one `configure`.
             rank, world_size: rank of this process, and number of ranks, in the new group.
             replica_id, quorum_id, group_rank, group_world_size, global_ranks: logged, otherwise
                 unused.
@@ -264,8 +264,8 @@ class EngineGroup(ProcessGroup):
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """Returns this member's handle, for `reconfigure` of all members. Opens a store at the
-        first call."""
+        """Returns this member's handle, which all members pass to `reconfigure`. Opens a store at
+        the first call."""
         if self._member is None:
             self._member = Member(self.join_address.rpartition(":")[0])
         return msgspec.json.encode(self._member.handle).decode()
@@ -293,13 +293,13 @@ class EngineGroup(ProcessGroup):
 
     @property
     def join_address(self) -> str:
-        """Address that a newcomer passes to `join`; the members admit it at the next `reform`."""
+        """Address that a newcomer passes to `join`; the next `reform` admits that newcomer."""
         return self._connection.join_address
 
     @property
     def join_addresses(self) -> list[str]:
-        """`join_address` of every member, by rank. Each identifies a process while that process
-        lives."""
+        """`join_address` of every member, by rank. Each address identifies a process while that
+        process lives."""
         return self._connection.join_addresses
 
     @property
@@ -336,7 +336,7 @@ class EngineGroup(ProcessGroup):
 
         Raises:
             DeadlineExceeded: too few members took part for a quorum.
-            RankFailed: names this rank itself if the others formed the group without it.
+            RankFailed: names this rank itself, because the others formed the group without it.
             ConfigError: this group is closed, or an earlier `reform` of it failed.
         """
         self._let_go()

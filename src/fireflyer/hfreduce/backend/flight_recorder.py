@@ -2,7 +2,8 @@
 
 The file is one JSON object with rank, world, pid, error, and `operations`, oldest first. An
 operation has a number, its call as error messages show it, a state (queued, running, done, failed)
-and times in nanoseconds of the monotonic clock. A comparison of two ranks' files shows their calls.
+and times in nanoseconds of the monotonic clock. A comparison of the files of two ranks shows where
+their calls differ.
 """
 
 import contextlib

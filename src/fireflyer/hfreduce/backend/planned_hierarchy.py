@@ -33,7 +33,7 @@ from fireflyer.hfreduce.backend.work import Promise
 from fireflyer.hfreduce.backend.zero_copy import empty
 from fireflyer.torch_internals.distributed import AllgatherOptions, group_store
 
-Tree = Any  # a rank, or a list of trees: mypy has no finite name for it
+Tree = Any  # a rank, or a list of trees; Any, because the type is recursive
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class TreePlan:
     Attributes:
         even: True to reduce in slices; False to reduce to leaders and broadcast back.
         levels: the groups of each level, from the leaves to the root, without groups of one rank.
-            In an even plan, a rank is in one group of every level. In an uneven plan, a rank is the
-            first rank (the leader) of all its groups except its last group, and the last level is
-            one group.
+            In an even plan, a rank is in one group of every level. In an uneven plan, the first
+            rank of a group is its leader. Only leaders of a group are in groups of later levels,
+            and the last level is one group.
     """
 
     even: bool
@@ -338,7 +338,8 @@ class PlannedHierarchy:
             raise self._give_up(position, error) from error
 
     def _give_up(self, broken: _TreePosition, error: CollectiveError) -> CollectiveError:
-        """Fails this rank's other groups, too: their members have no link to the failed rank."""
+        """Fails this rank's other groups, too, because their members may have no link to the failed
+        rank."""
         if isinstance(error, RankFailed):
             rank = broken.ranks[error.rank]
             found: CollectiveError = RankFailed(f"rank {rank} of the tree: {error}", rank)

@@ -42,7 +42,7 @@ from fireflyer.torch_internals.distributed import AllgatherOptions
 
 
 def _dense(tensor: torch.Tensor, written: bool) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns contiguous memory with the values and, if written, a callback that copies back."""
+    """Returns contiguous memory; if it is a copy and `written`, also a callback to copy it back."""
     return writable(tensor) if written else (readable(tensor), None)
 
 
@@ -162,7 +162,7 @@ class ProcessGroupHFReduce(EngineGroup):
         return SharedWork(work, tensor) if shared else work
 
     def _reduce_sparse(self, tensor: torch.Tensor, op: native.ReduceOp) -> Work:
-        """Gathers all ranks' entries and adds them, because a sparse sum's size is not known before."""
+        """Gathers all ranks' entries and adds them: a sparse sum's size is not known in advance."""
         if op not in (native.ReduceOp.SUM, native.ReduceOp.AVG):
             raise ValueError("sparse tensors can only be summed or averaged")
         own = tensor.coalesce()

@@ -106,7 +106,7 @@ def averaged(
 
     Args:
         result: receives the sum; None if another rank receives it.
-        finish: callback that runs at the end in any case.
+        finish: callback that runs at the end, whether or not the mean is replaced; or None.
 
     Returns:
         The operation to submit, and the callback to run at its end.
@@ -219,9 +219,10 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | N
 def writable_on_host(
     tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns writable host memory and a callback that copies it to the tensor, or None.
+    """Returns writable host memory, and a callback that copies the memory to the tensor.
 
-    The memory lacks the tensor's values if the tensor lies on a device.
+    If the memory is the tensor's own, there is no callback (None). If the tensor lies on a device,
+    the memory lacks the tensor's values.
     """
     address_of(tensor)
     if tensor.is_cpu:

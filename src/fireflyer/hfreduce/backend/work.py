@@ -223,8 +223,8 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Returns a future of the tensors, which a thread of the group completes.
 
-        If torch knows the device, the future is complete at once: a wait for it makes the waiter's
-        current stream wait.
+        If torch knows the streams of the tensors' device, the future is complete at once: a wait
+        for it makes the waiter's current stream wait.
         """
         if self._future is None and self._future_device is not None:
             self._future = self._settled_on(self._future_device)

@@ -13,10 +13,10 @@ are the members of the old view:
     Decided(view)                          ->  all old members, including those that are left out
 
 The lowest rank that is believed alive coordinates. If it does not respond, the next rank takes over
-with a higher ballot. It must propose the view that a vote of its quorum shows as accepted. Any two
-quorums share a member, so two different views of one epoch are never both decided, even if messages
-are lost or delayed and ranks crash. A rank that is wrongly believed dead receives the view without
-it and is fenced.
+with a higher ballot. If votes for the new coordinator report accepted views, it must propose the
+one with the highest ballot. Any two quorums share a member, so two different views of one epoch are
+never both decided, even if messages are lost or delayed and ranks crash. A rank that is wrongly
+believed dead receives a view that lacks this rank, and is fenced.
 
 The quorum is more than half of the old members, or exactly half of them with rank 0. Any two such
 sets share a rank, so at most one part of a partitioned network continues. The caller may give a
@@ -287,7 +287,7 @@ class Membership:
         if lowest == self.rank:
             self._lead()
             return
-        if lowest != self._coordinator:  # else it has this rank's `Here` already
+        if lowest != self._coordinator:  # else that rank has this rank's `Here` already
             self._coordinator = lowest
             self._send(lowest, Here())
         self._actions.append(Wait(leading=False))

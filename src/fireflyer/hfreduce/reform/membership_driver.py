@@ -51,7 +51,8 @@ def decode(payload: bytes) -> Message:
 
 
 def tell_outcome(endpoint: GroupEndpoint, view: View) -> None:
-    """Sends the view to every later caller of `endpoint` that wants to agree on the next view."""
+    """Sends the decided view to every later caller of `endpoint` that wants to take part in the
+    agreement."""
     told = frame(encode(Decided(view)))
 
     def answer(_rank: int, sock: socket.socket) -> None:
@@ -93,7 +94,7 @@ class MembershipDriver:
         self._sockets: dict[int, list[socket.socket]] = defaultdict(list)
         self._unsent: dict[int, list[bytes]] = {}  # messages to ranks that are being dialled
         self._diallers = ThreadPoolExecutor(_DIALLERS, "hfreduce-reform")
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards `_closed` and `_made`
         self._closed = False
         self._made: deque[tuple[int, socket.socket | None]] = deque()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -111,7 +112,7 @@ class MembershipDriver:
             neighbours: ranks to notify that this rank takes part.
 
         Raises:
-            RankFailed: the others decided without this rank, which they believed dead.
+            RankFailed: the other members decided without this rank, which they believed dead.
             DeadlineExceeded: no quorum was reached by `deadline`.
         """
         try:

@@ -53,8 +53,8 @@ def reform(
 
     Raises:
         DeadlineExceeded: too few members took part for a quorum.
-        RankFailed: names this rank itself if the others formed the group without it.
-        ConfigError: `old` was closed, or `quorum` is not between 1 and its number of members.
+        RankFailed: names this rank itself, because the others formed the group without it.
+        ConfigError: `old` was closed, or `quorum` is not between 1 and the number of old members.
     """
     deadline = time.monotonic() + timeout_s
     if quorum is not None and not 1 <= quorum <= old.world:
@@ -147,7 +147,8 @@ def _agree(
     """Agrees with the other members of the slot's epoch on the next view, and moves to that view.
 
     Args:
-        neighbours: ranks that may still wait for this rank; they learn that it gave up.
+        neighbours: ranks that may still wait for a connection to this rank; a message tells them
+            that this rank agrees on another view instead.
     """
     endpoint = slot.endpoint
     quorum = None if terms.quorum is None else min(terms.quorum, len(infos))

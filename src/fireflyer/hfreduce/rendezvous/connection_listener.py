@@ -34,7 +34,7 @@ from fireflyer.log import get_logger
 Handler = Callable[[int, socket.socket], None]
 """Function that receives the caller's rank and the admitted socket, and then owns the socket.
 
-It runs in the acceptor.
+It runs in the acceptor. For sockets that arrived before `serve`, it runs in the caller of `serve`.
 """
 
 HANDSHAKE_S = 5.0
@@ -134,13 +134,13 @@ class GroupEndpoint:
             return [rank for rank, _ in self._waiting.get(purpose, [])]
 
     def dial(self, rank: int, info: RankInfo, purpose: Purpose, timeout_s: float) -> socket.socket:
-        """Opens a blocking connection to `rank`, admitted by its endpoint of the same number.
+        """Opens a blocking connection to `rank`, whose endpoint of the same number must admit it.
 
         Args:
             rank: rank to reach; -1 for any rank that answers at the info's address.
 
         Raises:
-            PeerLost: the rank's process does not answer there, or has no such endpoint.
+            PeerLost: no process answers at the info's address, or it has no such endpoint.
             ProtocolMismatch: the peer failed to prove the secret, or rejects this process's proof.
             DeadlineExceeded: the peer did not answer within `timeout_s`.
         """
@@ -212,13 +212,13 @@ class GroupEndpoint:
             return
         try:
             handler(hello.sender, sock)
-        except Exception:  # noqa: BLE001  # the acceptor also serves others
+        except Exception:  # noqa: BLE001  # the acceptor also serves other connections
             get_logger("hfreduce").exception("a connection of rank %d was dropped", hello.sender)
             discard(sock)
 
     def note_unproven(self, hello: Hello, how: str) -> None:
         """Records a caller that knows the number but not the key. The connection listener calls
-        it."""
+        this method."""
         with self._changed:
             self._unproven = f"rank {hello.sender} {how}"
             self._changed.notify_all()
@@ -238,8 +238,8 @@ class _Caller:
         self._challenge = b""
 
     def advance(self, readable: bool) -> bool:
-        """Reads and answers received bytes; returns False once the handshake is over, admitted or
-        not."""
+        """Reads and answers received bytes; returns False once the handshake is over, whether or
+        not the caller was admitted."""
         try:
             if self.endpoint is None and self.hello is not None:
                 # A caller that waits for its endpoint sends nothing: a readable socket means that
@@ -266,7 +266,7 @@ class _Caller:
             return False
 
     def _look_up(self) -> bool:
-        """Looks up the endpoint; if there is none yet, waits for it until the caller's deadline."""
+        """Looks up the endpoint; if there is none yet, lets the caller wait until its deadline."""
         assert self.hello is not None
         self.endpoint = self.listener.find(self.hello.group, self.hello.receiver)
         if self.endpoint is None:
@@ -328,8 +328,8 @@ class ConnectionListener:
         self._thread.start()
 
     def info(self, address: str) -> RankInfo:
-        """Returns the info under which this process is reachable over the interface with that IPv4
-        address."""
+        """Returns the info that tells how to reach this process over the interface with the IPv4
+        address `address`."""
         with self._lock:
             if address not in self._listeners:
                 self._listen(address, socket.AF_INET, (address, 0))
@@ -373,7 +373,7 @@ class ConnectionListener:
                 self._endpoints.pop(endpoint.number, None)
 
     def find(self, number: bytes, receiver: int) -> GroupEndpoint | None:
-        """Returns the endpoint of that rank; for -1 the oldest endpoint of that number."""
+        """Returns the endpoint of rank `receiver` with this number; for -1 the oldest endpoint."""
         with self._lock:
             endpoints = self._endpoints.get(number, [])
             return next(
@@ -388,8 +388,8 @@ class ConnectionListener:
             )
 
     def release(self) -> None:
-        """Ends one use; the last one closes listeners and ends the thread. A no-op in a forked
-        child."""
+        """Ends one use; the end of the last use closes the listeners and ends the thread. A no-op
+        in a forked child."""
         global _listener
         if not self.ours:
             return
@@ -405,7 +405,8 @@ class ConnectionListener:
             self._thread.join()
 
     def disown(self) -> None:
-        """Marks a forked child's copy, which has no thread; its descriptors refer to /dev/null."""
+        """Marks this object as a forked child's copy: it has no thread, and its descriptors refer
+        to /dev/null."""
         self.ours = False
 
     def remove(self, caller: _Caller) -> None:

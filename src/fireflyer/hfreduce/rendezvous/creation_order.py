@@ -1,8 +1,8 @@
 """Check that all ranks create their groups in the same order.
 
 torch numbers groups in the order of their creation on each rank. If ranks create groups in
-different orders, they meet under one number with different groups in mind, and would reduce each
-other's values. Two things identify a group: its members, and the call that creates it.
+different orders, one number stands for different groups. Ranks of these groups would meet and
+reduce each other's values. Two things identify a group: its members, and the call that creates it.
 
 A *call* is a position in the program: the lines of all functions on the stack. The first rank that
 makes a call publishes the number of its new group. If the same call yields another number on
@@ -45,7 +45,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 class CallPlaces:
     """Names this rank's calls: by position in the program, and number of earlier calls there.
 
-    A default group restarts the count; see `forget`.
+    The creation of a default group restarts the count; see `forget`.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class CreationOrder:
 
     Args:
         store: store of the ranks that create a group under this name.
-        job: store of all ranks. A rank that finds a difference reports it here, so that it also
-            reaches ranks that wait for a group of another name.
+        job: store of all ranks. A rank that finds a difference reports it here, so that the report
+            also reaches ranks that wait for a group of another name.
         name: torch's name of the group, which is its number.
         rank: this rank, in the default group.
         members: ranks of the group, in the default group.

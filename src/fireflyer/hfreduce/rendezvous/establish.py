@@ -170,7 +170,7 @@ def connect(
         still_useful: see `PeerExchange`.
 
     Raises:
-        CollectiveError: a host has too many ranks, or the required UCX does not start.
+        CollectiveError: a host has too many ranks, or the transport is UCX and UCX does not start.
         DeadlineExceeded: a rank did not arrive in time.
         RankFailed: a rank died during the call.
         ProtocolMismatch: a peer failed to prove the secret.
@@ -291,7 +291,7 @@ def _meet(
 
 
 class _Check:
-    """Raises if ranks that are still missing cannot come."""
+    """Callable that raises an error if ranks that are still missing cannot come."""
 
     def __init__(self, connection: Connection, purpose: Purpose, missing: set[int]) -> None:
         self._connection = connection
@@ -304,8 +304,8 @@ class _Check:
         connection = self._connection
         endpoint = connection.slot.endpoint
         connection.watch.rethrow()
-        # The order matters: a rank that has connected is not to blame if it has since continued or
-        # left.
+        # The callers for REFORM are read before the callers for this purpose. A rank that connects
+        # in between counts as connected, so this rank does not blame it.
         given_up = self._missing.intersection(endpoint.callers(Purpose.REFORM))
         missing = self._missing.difference(endpoint.callers(self._purpose))
         if given_up := given_up & missing:
@@ -323,7 +323,7 @@ class _Check:
 def _infos(
     exchange: PeerExchange, endpoint: GroupEndpoint, world: int, own: RankInfo
 ) -> list[RankInfo]:
-    """Returns all ranks' infos; while it waits, it detects the death of ranks whose info it has."""
+    """Returns all ranks' infos; meanwhile detects the death of ranks whose info has arrived."""
     known = {endpoint.rank: own}
     turns = itertools.count()
 

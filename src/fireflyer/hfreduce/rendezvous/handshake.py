@@ -24,7 +24,7 @@ from fireflyer.rpc.proof import proven as is_proven
 
 NONCE_BYTES = 32
 ADMITTED = b"+"
-UNKNOWN = b"?"  # this process has no such group, or no longer
+UNKNOWN = b"?"  # this process has left that group
 REFUSED = b"-"  # the proof was wrong
 
 _HELLO = struct.Struct(f"<4s16sB3xii{NONCE_BYTES}s")
@@ -45,7 +45,8 @@ class Lineage:
     key: bytes
 
     def number(self, what: int | str) -> bytes:
-        """Returns the number of the group's endpoint in an epoch, or for another purpose."""
+        """Returns the number of the group's endpoint in epoch `what`, or for a purpose such as
+        "join"."""
         return hashlib.sha256(self.name + str(what).encode()).digest()[:16]
 
 

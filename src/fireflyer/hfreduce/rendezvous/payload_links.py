@@ -43,8 +43,8 @@ class Links:
         self._locks: dict[Purpose, threading.Lock] = {}
 
     def attach(self, purpose: Purpose, target: Target) -> None:
-        """Passes all connections of `purpose` to `target`, including earlier ones. Once per
-        purpose."""
+        """Passes all connections of `purpose` to `target`, including earlier connections. Must be
+        called once per purpose."""
         self._targets[purpose] = target
         self._locks[purpose] = threading.Lock()
         self._dialled[purpose] = {self._endpoint.rank}

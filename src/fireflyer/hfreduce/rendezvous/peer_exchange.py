@@ -80,12 +80,13 @@ class PeerExchange:
         return info
 
     def key(self, address: str) -> bytes:
-        """Returns the job's secret, or a random key from the store, which is only as safe as the
-        store.
+        """Returns the job's secret, or a random key from the store.
+
+        A key from the store is only as safe as the store.
 
         Args:
-            address: address of this rank; unless it is loopback, a key from the store logs a
-                warning.
+            address: address of this rank. If it is not loopback and there is no secret, rank 0 logs
+                a warning.
 
         Raises:
             DeadlineExceeded: rank 0 published no key in time.
@@ -122,8 +123,11 @@ class PeerExchange:
         raise DeadlineExceeded(late)
 
     def judge(self, lost: RankFailed) -> FireflyerError:
-        """Returns the error to raise for a lost rank, which may itself have timed out on another
-        rank."""
+        """Returns the error to raise for a lost rank.
+
+        The lost rank may have ended because its own wait for another rank timed out. In that case
+        the error is that timeout.
+        """
         if self._store.check(["over"]):
             return DeadlineExceeded(self._store.get("over").decode())
         return lost

@@ -1,8 +1,8 @@
 """LMCache's remote connector over the page cache: a remote storage plug-in.
 
-A page has the format of LMCache's own connectors: the metadata (shapes, data types, format) unless
-`save_chunk_meta` is off, then the chunk. LMCache's keys name the model, the world, the worker and
-the data type.
+A page has the format of LMCache's own connectors: the metadata (shapes, data types, format), and
+then the chunk. If `save_chunk_meta` is off, the page has no metadata. LMCache's keys name the
+model, the world, the worker and the data type.
 """
 
 import asyncio

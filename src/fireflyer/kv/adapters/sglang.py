@@ -24,8 +24,8 @@ class FireflyerHiCache(HiCacheStorage):  # type: ignore[misc]
         """Opens the cache.
 
         Args:
-            storage_config: SGLang's configuration; `extra_config` has "url", "capacity" and, for a
-                tenant, "salt".
+            storage_config: SGLang's configuration; `extra_config` has "url", "capacity" and
+                optionally "salt", which separates the pages of different tenants.
 
         Raises:
             ConfigError: url or capacity is missing or invalid.

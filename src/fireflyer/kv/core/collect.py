@@ -48,7 +48,8 @@ def collect(
     Raises:
         Stale: another writer took over, and collects instead.
     """
-    # A listed table is garbage, in flight, or named by a manifest up to `base`.
+    # The tables are listed before `base` is read, so each listed table is garbage, in flight, or
+    # named by `base` or an older manifest.
     in_flight = set(writer.in_flight)
     names: list[str] = yield ListNames(TABLES)
     in_flight |= writer.in_flight

@@ -106,7 +106,7 @@ def current() -> Steps[Manifest | None]:
 
 
 def create_own(name: str, data: bytes) -> Steps[bool]:
-    """Creates an object of unique content; returns whether it exists with this content.
+    """Creates an object of unique content; returns True if the object has this content now.
 
     An answer may be lost, so the create is retried with the same bytes until the outcome is known.
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 MERGE_FROM = 4
 """Minimum number of runs of similar size that are merged."""
 MOST_RUNS = 10
-"""Maximum number of runs, because a lookup may read each; more are merged regardless of size."""
+"""Maximum number of runs, because a lookup may read each run. Beyond it, runs of any sizes are
+merged."""
 _RATIO = 2
 
 

@@ -290,7 +290,8 @@ class Writer:
         return tuple(refs)
 
     def _forget(self, refs: Iterable[TableRef]) -> None:
-        """Leaves tables without a manifest to the collector."""
+        """Ends the protection of tables in flight; from now on only manifests protect them from
+        the collector."""
         self.in_flight.difference_update(ref.name for ref in refs)
 
     def _write_table(self, whole: tuple[bytes, bytes, bytes, int, int, int]) -> Steps[TableRef]:

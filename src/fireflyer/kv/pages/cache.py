@@ -16,9 +16,9 @@ from fireflyer.kv.pages.writing import Counters, PendingPage, SegmentWriter
 from fireflyer.storage import Storage
 
 _LINGER_S = 0.5
-"""Seconds that pages wait for more pages until they fill a segment."""
+"""Maximum seconds that pages wait in memory for more pages to fill a segment."""
 _QUEUED = 2
-"""Number of segments in memory, besides the one being written, at which `set_from` waits."""
+"""If unwritten pages fill this many segments, besides the one being written, `set_from` waits."""
 
 
 def writable(buffer: Any) -> memoryview:

@@ -30,8 +30,8 @@ class Resident(msgspec.Struct, frozen=True):
 def survivors(pages: Sequence[Resident], size: int) -> list[Resident] | None:
     """Selects the pages of a segment of `size` bytes that are rewritten.
 
-    Pinned pages come first. Returns None if the pinned pages exceed `SHARE`, so that the segment
-    must stay.
+    Pinned pages come first. Returns None if the pinned pages exceed `SHARE`; in that case the
+    segment must stay.
     """
     room = int(size * SHARE)
     kept = [page for page in pages if page.pinned]

@@ -3,8 +3,8 @@
 Head, a multiple of 4 KiB: "FFKVPAG1", crc32c of the rest of the head u32, bytes of the head u32,
 number of pages u32, number of salts u32; bytes of the segment u64, name of the segment 37 bytes,
 salts (bytes u32, salt), entries, zeros. Entry: digest of the key 16 bytes, offset / 4096 u32, bytes
-u32, crc32c of digest and page u32, index of the salt u32, position in its prefix u16, 2 zeros.
-Pages begin at multiples of 4 KiB, with zeros between. Little-endian.
+u32, crc32c of digest and page u32, index of the salt u32, position of the page in its prefix u16, 2
+zeros. Pages begin at multiples of 4 KiB, with zeros between. Little-endian.
 """
 
 import hashlib

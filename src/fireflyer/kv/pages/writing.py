@@ -119,8 +119,8 @@ class SegmentWriter:
     def _plan(self, new: int) -> Plan | None:
         """Selects evictions that make room for `new` bytes; None: pinned pages leave no room.
 
-        The new segment is written before old ones are deleted, so the usable room is the capacity
-        minus a segment of that size.
+        The new segment is written before old segments are deleted. So old segments may use at most
+        the capacity minus twice the size of the new segment.
         """
         plan = Plan([], [])
         excess = self._catalog.total() + 2 * new - self.capacity

@@ -2,8 +2,8 @@
 
 For training: `quantize_weights`, `quantize_activations`, `quantize_gradients` (DoReFa), `equalize`
 (balanced), and the layers `Linear`, `Conv2d` and `Recurrent` with `Bits`. For inference:
-`BitLinear` on bit planes. `quantize` rounds trained weights to 4-bit groups. `Shard` and `shards`
-divide a pair of such layers for tensor parallelism.
+`BitLinear` on bit planes. `quantize` rounds trained weights to 4-bit integers in groups. `shards`
+divides column layers and a row layer of such weights for tensor parallelism.
 """
 
 from fireflyer.nn.quant.dorefa import (

@@ -120,7 +120,9 @@ def quantized_gradient(g: Tensor, bits: int) -> Tensor:
 
 
 def bins(weight: Tensor, bits: int, by: By = "median") -> Tensor:
-    """Returns the bin, 0 to 2^bits - 1, of each weight; splits each set of weights `bits` times in two.
+    """Returns the bin, 0 to 2^bits - 1, of each weight.
+
+    All weights start in one set. Each of `bits` steps splits every set in two.
 
     Args:
         by: "median" makes bins of equal counts; "mean" splits at means, without a sort.
@@ -153,8 +155,8 @@ def equalize(weight: Tensor, bits: int, by: By = "median", scale: Scale = "max")
 
     Args:
         by: as for `bins`.
-        scale: size of the outermost level. "max": size of the largest weight, as published; "fit":
-            the size with the least squared error.
+        scale: magnitude of the outermost levels. "max": the largest magnitude of a weight, as
+            published; "fit": the magnitude with the least squared error.
 
     Raises:
         ConfigError: `bits` is neither 1 to 16 nor 32 (which returns `weight`), or `by` or `scale`

@@ -46,7 +46,7 @@ class Quantized:
         return ((numbers - zeros.unsqueeze(-1)) * self.scales.unsqueeze(-1)).flatten(1)
 
     def dequantize(self) -> torch.Tensor:
-        """Returns the weight with its columns in their own order."""
+        """Returns the weight with its columns in their original order."""
         stored = self.stored()
         result = torch.empty_like(stored)
         result[:, self.order] = stored
@@ -57,7 +57,7 @@ class Quantized:
         return functional.linear(x[..., self.order], self.stored(), bias)
 
     def rows(self, index: torch.Tensor) -> "Quantized":
-        """Returns the weight's part for some outputs."""
+        """Returns the weight's part for the outputs in `index`."""
         return Quantized(self.packed[index], self.scales[index], self.zeros[index], self.order)
 
     def places(self, first: int, count: int) -> "Quantized":

@@ -23,7 +23,8 @@ class Shard:
     Attributes:
         columns: column layers with one common input, for example gate and up.
         row: the row layer that follows them.
-        outputs: (features / ranks,) outputs of the whole column layers that this rank computes.
+        outputs: (features / ranks,) indices of the outputs that this rank computes, among all
+            outputs of the whole column layers.
         aware: True if these outputs are the inputs of `row`, in its stored order.
     """
 

@@ -64,7 +64,7 @@ class Panels:
 
 
 def bit_product(a: Tensor, b: Panels) -> Tensor:
-    """Returns the int32 product (rows of a, rows of b) of packed integers: each pair of rows.
+    """Returns the int32 dot products of all pairs of rows of packed integers: (rows a, rows b).
 
     The product is exact while sums stay below 2^31.
 

@@ -31,7 +31,7 @@ QUOTA_PERCENT = 1.0
 
 
 def run(settings: Settings) -> Iterator[Measured]:
-    """Loads all CPUs for a second and reads the counters before and after it."""
+    """Loads all CPUs for half a second of CPU time; reads counters before and after the load."""
     del settings
     sys_, proc, groups = Path("/sys"), Path("/proc"), cgroups(Path("/proc/self/cgroup"))
     hot, held = thermal_events(sys_), throttled_s(groups)

@@ -36,7 +36,8 @@ FULL_BYTES = 2048 * MIB
 BLOCK = MIB
 PAGE = 4096
 WINDOW_S = 0.15
-"""Duration of one measurement. Kernel throttles work in slices of up to 0.1 s."""
+"""Duration of one measurement. It exceeds the slices, of up to 0.1 s, in which throttles of the
+kernel work."""
 
 BEST_OF = 10
 """Windows per sample. A sample is the fastest window, as in STREAM: stalls only slow a disk
@@ -102,7 +103,8 @@ def windows(
     The first window is left out, because throttles let a burst pass in it.
 
     Args:
-        count: minimum number of windows to return.
+        count: number of windows to return; more if `least` steps take longer, fewer if `most_s` has
+            passed.
         step: returns the amount that it transferred.
         finish: called at the end of each window; its time counts.
         least: minimum number of steps.

@@ -33,7 +33,7 @@ DTYPES: tuple[tuple[type[np.floating], int], ...] = ((np.float64, 1 << 20), (np.
 
 Array = NDArray[np.floating]
 Disturb = Callable[[Array, int], None]
-"""Callback with each product and its number; tests and drills flip a bit in the product."""
+"""Callback that receives each product and its number; tests and drills flip a bit in a product."""
 
 
 class Wrong(Exception):

@@ -47,7 +47,8 @@ WALKING = tuple(1 << bit for bit in range(64))
 
 Words = NDArray[np.uint64]
 Disturb = Callable[[Words, int], None]
-"""Callback with the memory and the number of the pass, before each verification."""
+"""Callback that receives the memory and the number of verifications so far; called before each
+verification."""
 
 
 def run_bandwidth(settings: Settings) -> Iterator[Measured]:
@@ -176,7 +177,7 @@ def _verify_and_write(
 
 
 def flip_one_bit(words: Words, number: int) -> None:
-    """Flips one bit in the second pass."""
+    """Flips one bit before the second verification."""
     if number == 1:
         words[len(words) // 2] ^= np.uint64(1 << 17)
 

@@ -101,7 +101,7 @@ def _records(file: int) -> Iterator[str]:
             record = os.read(file, RECORD_BYTES)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # the log overwrote records; the next read has the oldest one left
+        except BrokenPipeError:  # the log overwrote records; the next read returns the oldest left
             continue
         if not record:
             return

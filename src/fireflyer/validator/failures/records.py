@@ -33,7 +33,7 @@ NETWORK = "network"
 SOFTWARE = "software"
 
 KINDS = {"silence": "node_lost", "hang": "hang", "oom": "out_of_memory"}
-"""Classes by the kind of an observation of the platform, for kinds that need no other field."""
+"""Class of each kind of observation of the platform whose class depends on no other field."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Start of the period, in UTC seconds since 1970; 0: unknown."""
     period: Period = "moment"
     of: str
-    """Class: one of XID_CLASSES, main_memory_ecc, network, disk, or a class of the site."""
+    """Class: a value of XID_CLASSES, main_memory_ecc, network, disk, or a class of the site."""
     xid: int | None = None
     node: str = ""
     count: int = 1

@@ -82,9 +82,9 @@ def rate(
 def lemons(failures: Mapping[str, int], nodes: int) -> list[Lemon]:
     """Returns the nodes that failed too often, worst first.
 
-    The expected number is the mean of all other nodes, without the lemons already found. The chance
-    of a Poisson variable is multiplied by the number of nodes, so a large fleet names no more
-    healthy nodes than a small one.
+    The expected number is the mean of all other nodes, without the lemons already found. The
+    probability that a Poisson variable with this mean reaches the node's count is multiplied by the
+    number of nodes. So a large fleet names no more healthy nodes than a small one.
 
     Args:
         failures: number of failures of each node that had failures.
@@ -100,7 +100,7 @@ def lemons(failures: Mapping[str, int], nodes: int) -> list[Lemon]:
         if others < 1:
             break
         expected = (total - count) / others
-        # The mean is not 0 even if no other node failed; half a failure is the usual stand-in.
+        # If no other node failed, the true mean is still above 0: assume half a failure in total.
         chance = float(stats.poisson.sf(count - 1, expected or 0.5 / others)) * nodes
         if chance > LEMON:
             break

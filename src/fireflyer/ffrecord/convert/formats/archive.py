@@ -1,8 +1,9 @@
 """Files in tar archives: ustar, GNU (long names, sparse files) and pax headers.
 
-Hard links are read again at their target, so the archive must not be compressed. All other members
-that are neither files nor folders are rejected, because skipping one would silently lose a sample.
-Concatenated archives are read to the end.
+The content of a hard link is read at the link's target, which needs a seek. A compressed archive
+with hard links is therefore rejected. All other members that are neither files nor folders are
+rejected, because skipping one would silently lose a sample. Concatenated archives are read to the
+end.
 """
 
 import gzip
@@ -17,7 +18,7 @@ from fireflyer.ffrecord.convert.source import reading
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _LONGEST_NAME = 1 << 16  # maximum bytes of a name or of an extended header
-_LARGEST_SPARSE = 1 << 30  # maximum bytes; holes take no space in the archive
+_LARGEST_SPARSE = 1 << 30  # maximum bytes of a sparse file; its holes take memory here
 _STEP = 1 << 20
 
 _FILES = b"0\07"

@@ -22,7 +22,8 @@ class ArraySource:
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> None:
-        """Opens the arrays; of several arrays only those named by `columns`.
+        """Opens the arrays that `columns` names, or all arrays if `columns` is None. A single
+        `.npy` is always opened.
 
         Raises:
             ConfigError: arrays with different lengths or with a type that no column holds.

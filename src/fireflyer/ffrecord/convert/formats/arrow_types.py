@@ -77,7 +77,7 @@ class ArrowTypes:
         return kind
 
     def column(self, name: str, kind: Any) -> tuple[Column, Tensor | None] | None:
-        """Returns a pair: the column for values of a type, and the tensor that they contain or None.
+        """Returns a pair: the column for values of a type, and the tensor in these values or None.
 
         Returns None instead of a pair if a record file cannot store the type.
         """

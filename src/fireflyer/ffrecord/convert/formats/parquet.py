@@ -38,10 +38,10 @@ class ParquetSource:
     Integers, floats and bools keep their type. Strings become str, and binaries become bytes. Lists
     of numbers and fixed-shape tensors become arrays. Each struct field becomes a column, e.g.
     `image.bytes`. Dictionary-encoded values are decoded. Timestamps, dates, times and durations,
-    also in lists, become integers in their own unit. A column with nulls is nullable. All other
-    lists, lists with nulls inside and ragged nested lists become nested values (`msgpack`). Only
-    the values show if a column is nullable or ragged. A first pass therefore reads each column that
-    the schema does not make nested.
+    also in lists, become integers in their own unit. A column with nulls is nullable. Lists of
+    other types, lists with nulls inside and ragged nested lists become nested values (`msgpack`).
+    Only the values, not the schema, show whether a column is nullable or ragged. A first pass
+    therefore reads each column that the schema does not make nested.
     """
 
     length: int | None

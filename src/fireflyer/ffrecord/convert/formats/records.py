@@ -125,7 +125,8 @@ def lengths(
 
 
 def batches(reader: Reader, indices: Sequence[int] | np.ndarray[Any, Any]) -> Iterator[list[int]]:
-    """Splits `indices` into runs of at most BATCH_BYTES (or one sample) and BATCH_SAMPLES."""
+    """Splits `indices` into runs of at most BATCH_SAMPLES samples and BATCH_BYTES bytes; a larger
+    sample is a separate run."""
     for at in range(0, len(indices), _AT_ONCE):
         part = np.asarray(indices[at : at + _AT_ONCE], np.int64)
         first = held = 0

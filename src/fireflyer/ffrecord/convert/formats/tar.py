@@ -1,8 +1,8 @@
 """Tar archives and webdataset shards.
 
 Files of one sample are adjacent and share their name up to the first dot (webdataset): `0001.jpg
-0001.cls` is the row {key, jpg, cls}. The last part of the suffix determines the type: `cls` an
-integer in text, `txt` and `json` text, `npy` an array, otherwise bytes.
+0001.cls` is the row {key, jpg, cls}. The last part of the suffix determines the type. `cls` is an
+integer in text, `txt` and `json` are text, `npy` is an array; any other suffix means bytes.
 """
 
 import io

@@ -30,12 +30,14 @@ class TextSource:
 
 
 class JsonLinesSource:
-    """Objects, one per line; skips empty lines. The file is read twice: first for its columns.
+    """Objects, one per line; skips empty lines. The file is read twice: first to find the columns,
+    then for the rows.
 
-    A key with only integers becomes int64, numbers float64, true and false bool, strings str, and
-    lists of numbers of one depth an array. A key with objects, null, mixed or missing values
-    becomes a str column of JSON text. So does a key with both fractions and integers beyond 2**53,
-    because float64 would round these integers.
+    A key with only integers becomes int64; with numbers of which some are fractions, float64; with
+    only true and false, bool; with only strings, str. A key with lists of numbers of equal depth
+    becomes an array. A key with objects, null, mixed or missing values becomes a str column of JSON
+    text. So does a key with both fractions and integers beyond 2**53, because float64 would round
+    these integers.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -133,7 +135,8 @@ def _kind(value: Any) -> str:
             return "empty" + "[]" * array.ndim
         if array is not None and array.dtype.name in ("bool", "int64", "float64"):
             kind = array.dtype.name
-            # A float64 here may be an integer that was rounded to the bound.
+            # In a float64 array, the value `_EXACT` may be a larger integer that was rounded. It
+            # therefore counts as beyond the bound.
             most = _EXACT - (kind == "float64")
             wide = kind != "bool" and bool((array > most).any() or (array < -most).any())
             if kind != "bool" and _holds(value, lambda item: isinstance(item, bool)):

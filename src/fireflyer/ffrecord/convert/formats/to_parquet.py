@@ -15,7 +15,7 @@ from fireflyer.ffrecord.convert.source import NESTED, Column, Row, Source
 
 _ROWS = 1 << 16
 _BYTES = 64 << 20
-"""Limits of a row group: it is written when it has this many rows or bytes."""
+"""Limits of a row group, which is written when it has this many rows or bytes."""
 
 
 def to_parquet(rows: Iterable[Row], source: Source, path: Path) -> int:
@@ -69,7 +69,8 @@ def _schema(source: Source, arrow: Any) -> Any:
 
 
 def _digest(cells: Any, arrow: Any) -> bytes:
-    """Returns a digest of an array's values, which is the same for any layout of its buffers."""
+    """Returns a digest of an array's values. The digest does not depend on the layout of the
+    buffers."""
     kind, types, compute = cells.type, arrow.types, need("pyarrow.compute", "writing Parquet")
     made = hashlib.blake2b(len(cells).to_bytes(8, "little"))
     made.update(np.packbits(cells.is_valid().to_numpy(zero_copy_only=False)).tobytes())

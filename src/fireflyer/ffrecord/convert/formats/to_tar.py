@@ -122,7 +122,7 @@ def _suffix(column: Column) -> str:
     if dtype == NESTED:
         kind = "json"
     else:
-        # A reader takes a `cls` for an int64, which cannot hold every uint64.
+        # A reader decodes `cls` as int64, which cannot hold every uint64.
         small = np.dtype(dtype).kind in "iu" and dtype != "uint64"
         kind = "cls" if small and not column.shape else "npy"
     return name if last == kind else f"{name}.{kind}"

@@ -1,4 +1,5 @@
-"""Torch Dataset, or any object that is indexable with a length, or iterable: `module:name`."""
+"""Source of the object `module:name`: a torch Dataset, an iterable, or an indexable with a
+length."""
 
 import importlib
 import os
@@ -18,12 +19,13 @@ class DatasetSource:
     Mappings are rows; tuples become columns item0, item1 ...; any other value becomes the column
     `data`. Arrays and tensors may differ in size, but not in the number of axes.
 
-    The module may be in the current folder; the import runs its code. A class or function is called
-    without arguments.
+    The module may be in the current folder; the import runs the module's code. A class or function
+    is called without arguments.
     """
 
     def __init__(self, spec: str, columns: Sequence[str] | None = None) -> None:
-        """Imports the module and takes the columns, or those of `columns`, from the first item.
+        """Imports the module and takes the columns from the first item; with `columns`, only those
+        columns.
 
         Raises:
             ConfigError: the module or name does not exist, is not a data set, or its code fails.

@@ -1,8 +1,8 @@
 """The cluster as a drawing: zones, their leaves, and a cell per node. Pure.
 
 Every leaf (the nodes of one switch) is a drawing of its own, COLUMNS cells wide, so that a narrow
-page stacks the leaves. A cell shows its state by shape as well as colour: the part in use is
-filled, and a node that is not ready has a letter.
+page stacks the leaves. A cell shows the node's state by shape as well as colour: the part in use is
+filled, and the cell of a node that is not ready has a letter.
 """
 
 import re
@@ -79,7 +79,7 @@ def zones(nodes: Iterable[NodeView], own: set[str], wanted: str | None = None) -
     """Computes the drawing.
 
     Args:
-        nodes: in any order.
+        nodes: the nodes to draw, in any order.
         own: tasks of the reader.
         wanted: draw only this leaf; None: all.
     """

@@ -18,8 +18,8 @@ SIZE = (360, 230)
 shows one, with a unit of slightly less than a pixel."""
 
 FEW = 12
-"""Maximum number of points of a line up to which each point gets a marker. Without a marker, a line
-of one point is invisible."""
+"""Maximum number of points of a line whose points get markers. Without a marker, a line of one
+point is invisible."""
 
 SPANS = (
     ("minutes", 60.0, 2 * 3600.0),

@@ -13,13 +13,13 @@ from fireflyer.hai.validation.health import SEVERITY, Cell, Health, Standing, lo
 ROOT = "/dashboard/validations"
 
 MOST_COLUMNS = 40
-"""Maximum columns of a heat map. If there are more nodes, several share a column, which shows the
-worst of them."""
+"""Maximum columns of a heat map. If there are more nodes, several nodes share a column, which
+shows the worst of them."""
 
 MARKS: dict[Standing, str] = {"passed": "", "not run": "·", "worse": "!", "failed": "×"}
 
 DARKEST = 0.2
-"""Loss against the fleet's median, as a share, from which on a cell has the darkest shade."""
+"""A cell has the darkest shade if its loss against the fleet's median is at least this share."""
 
 DAY_S = 86_400.0
 

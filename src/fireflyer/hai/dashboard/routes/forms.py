@@ -44,7 +44,7 @@ def same_origin(request: Request) -> bool:
     """Returns whether a browser states that the request comes from a page of this server.
 
     Today's browsers send Sec-Fetch-Site over TLS and on loopback, and Origin with every posted
-    form. A page of another origin cannot make a browser send either with these values.
+    form. A page of another origin cannot make a browser send either header with these values.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:

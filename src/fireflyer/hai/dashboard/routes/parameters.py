@@ -16,4 +16,4 @@ def _line(text: str) -> str:
 
 
 Text = Annotated[str, Query(), AfterValidator(_line)]
-"""Text without control characters: it may go to the database, and PostgreSQL accepts no NUL."""
+"""Text without control characters. Queries may contain the text, and PostgreSQL accepts no NUL."""

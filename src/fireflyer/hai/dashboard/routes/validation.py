@@ -20,7 +20,7 @@ LISTED = 50
 """Maximum number of failed and slow cells in the list."""
 
 COLUMNS = 40
-"""Newest validations in the heat map of a node."""
+"""Maximum number of validations, the newest, in the heat map of a node."""
 
 # Charts are markup whose texts the chart functions escape, so templates insert them without
 # escaping.

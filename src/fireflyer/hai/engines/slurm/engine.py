@@ -53,8 +53,8 @@ class SlurmEngine(LocalEngine):
         """Connects to Slurm and reads the nodes.
 
         Args:
-            home: the platform's folder, shared by the nodes; distinguishes its jobs from jobs of
-                other homes.
+            home: the platform's folder, shared by the nodes. The names of jobs contain a hash of
+                the folder's path, which distinguishes the jobs of several homes.
             partition: name; empty: the cluster's default.
             preload: as for the local engine.
 
@@ -86,9 +86,9 @@ class SlurmEngine(LocalEngine):
             raise self._work.error
 
     async def close(self) -> None:
-        await self._work.cancel()  # these tasks create links
+        await self._work.cancel()  # first, because these tasks create links
         await super().close()
-        await self._work.cancel()  # tasks that ending links started
+        await self._work.cancel()  # again: links that end start tasks
 
     # -- launch and recovery -----------------------------------------------------------------------
 

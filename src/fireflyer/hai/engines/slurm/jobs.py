@@ -38,7 +38,7 @@ class Job:
     @property
     def over(self) -> bool:
         """True if no process of the job is left on any node."""
-        # Slurm may keep the state COMPLETING for as long as it waits for a dead node.
+        # Slurm may keep the state COMPLETING while it waits for a dead node, so `left` decides.
         if self.state == "COMPLETING":
             return not self.left
         return self.state == GONE or final(self.state)
@@ -87,7 +87,7 @@ class PartitionNodes:
 
 class Jobs:
     def __init__(self, slurm: Slurm, prefix: str) -> None:
-        """`prefix`: start of the names of all jobs of this engine; no other engine uses it."""
+        """`prefix`: start of the names of all jobs of this engine, and of no other jobs."""
         self._slurm = slurm
         self._prefix = prefix
         self._jobs: dict[str, Job] = {}

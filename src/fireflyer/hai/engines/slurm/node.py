@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     job = int(os.environ["SLURM_JOB_ID"])
     announce(directory.parent, node, Announcement(job=job, host=part.address, port=port))
     null = os.open("/dev/null", os.O_RDONLY)
-    # Above the descriptors that the loop overwrites.
+    # A copy of the listener, with a number above those that the loop overwrites.
     bound = fcntl.fcntl(listener, fcntl.F_DUPFD, 10)
     for source, target in ((null, 0), (output, 1), (output, 2), (bound, 3)):
         os.dup2(source, target)

@@ -1,4 +1,5 @@
-"""The HTTP routes of nodes, windows, the queue, and faults."""
+"""The HTTP routes of nodes, windows (maintenance windows and reservations), the queue, and
+faults."""
 
 import asyncio
 from typing import Annotated

@@ -93,8 +93,8 @@ async def _rows(store: Store) -> list[Row]:
 async def _accounting(
     controller: Controller, store: Store, rows: list[Row], since: float, until: float
 ) -> Accounting:
-    """Computes the ledger of all tasks, because whether a task waited for nodes in use depends on
-    all other tasks."""
+    """Computes the ledger of all tasks, even if the request names one task: the cause of a task's
+    wait depends on the nodes that other tasks used."""
     gpus = {node.name: node.gpus for node in controller.dispatch.nodes()}
     events: list[Event] = []
     while more := store.events(events[-1].seq if events else 0, None, AT_A_TIME):

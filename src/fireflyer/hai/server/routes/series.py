@@ -1,4 +1,4 @@
-"""The HTTP route of series over time."""
+"""The HTTP route of time series."""
 
 import time
 from typing import Annotated
