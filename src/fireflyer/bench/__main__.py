@@ -59,7 +59,8 @@ Memory = Annotated[str, typer.Option(help="Memory of Fireflyer's tensors: zero-c
 AnyMemory = Annotated[
     str,
     typer.Option(
-        "--memory", help="Memory of Fireflyer's tensors: zero-copy, staged, shared (one result)."
+        "--memory",
+        help="Memory of Fireflyer's tensors: zero-copy, staged, shared (ranks share one result).",
     ),
 ]
 Against = Annotated[str, typer.Option(help="Peers: gloo, mpi (Open MPI; needs mpicc and mpirun).")]

@@ -56,7 +56,7 @@ def table(figures: Figures) -> list[Row]:
         (
             "Time lost to the kill",
             seconds(f.lost_s),
-            "until the training reached the same step again",
+            "from the last step before the kill until that step was reached again",
         ),
         (
             "Suspend",

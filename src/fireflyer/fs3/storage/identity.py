@@ -41,7 +41,7 @@ def of_folder(folder: Path) -> Identity:
         raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError):
         raise ConfigError(
-            f"{path} is damaged: put it back, or remove it to make a new one"
+            f"{path} is damaged: restore it from a copy, or remove it, which makes a new identity"
         ) from None
 
 
