@@ -1,4 +1,5 @@
-// Codecs against their definitions, in one process per instruction set; all of them must write the same bytes.
+// Tests codecs against their definitions, in one process per instruction set. All instruction sets must write the same
+// bytes.
 #include "simd/codec.hpp"
 
 #include <sys/wait.h>
@@ -124,7 +125,7 @@ void sizes() {
   CHECK(encoded_bytes(Codec::int8, DType::f32, 257) == 265);
 }
 
-// fp32 and none lose nothing; bf16 and fp16 are the nearest values; int8 keeps its bound and its header.
+// fp32 and none lose nothing; bf16 and fp16 give the nearest values; int8 errs by at most the bound of codec.hpp.
 void nearest() {
   for (const std::size_t count : {0, 1, 5, 64, 255, 256, 257, 2048, 5000}) {
     for (const double spread : {0.0, 4.0, 25.0}) {
@@ -255,7 +256,7 @@ void error_feedback() {
   CHECK(residual[0] == 0 && residual[1] == 0 && residual[2] == 0 && residual[3] == 0x1p-12f);
 }
 
-// decode and decode_add round once to the type, after the scale; none and fp32 included.
+// decode and decode_add round once to the type, after the scale. This also holds for none and fp32.
 void decode_and_add() {
   for (const DType dtype : kTypes) {
     for (const Codec codec : {Codec::none, Codec::fp32, Codec::bf16, Codec::fp16, Codec::int8}) {

@@ -74,7 +74,7 @@ class Threads final : public IoQueue {
     std::unique_lock lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;  // after every submitted request: requests use the caller's memory
+      if (waiting_.empty()) return;  // a thread ends only if no submitted request waits
       const IoRequest request = waiting_.front();
       waiting_.pop_front();
       lock.unlock();

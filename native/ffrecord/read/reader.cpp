@@ -139,7 +139,8 @@ void Reader::fetch(Job& job) const {
   switch (options_.strategy) {
     case Strategy::automatic: {
       if (fetch_cached(job) == 0) return;
-      // If the kernel hides which pages are cached, the failed reads have begun to fill the cache.
+      // If the kernel hides which pages are cached, fetch_cached tries every read. A failed read makes the kernel read
+      // the bytes into the page cache. Waiting for the cache reads the bytes once; O_DIRECT would read them again.
       const bool blind = std::any_of(job.pieces.begin(), job.pieces.end(),
                                      [](const Piece& piece) { return !piece.done && piece.source->blind; });
       if (blind || fetch_direct(job, queues_, calls_) > 0) fetch_waiting(job);

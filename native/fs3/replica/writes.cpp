@@ -78,8 +78,8 @@ void Replica::uncount(job::Write& write) {
   versions.erase(versions.find(write.version));
 }
 
-// Returns false for a removal that must wait. It raises the floor to its version, and a creation in progress with a
-// version up to the floor would count as removed.
+// Returns false for a removal that must wait. A removal raises the floor to its version, and a creation in progress
+// with a version up to the floor would count as removed.
 bool Replica::may_apply(const job::Outgoing& write) const {
   return write.kind != Kind::remove || creations_.empty() || *creations_.begin() > write.version;
 }
@@ -129,8 +129,8 @@ void Replica::on(const Update& update) {
   proceed(place);
 }
 
-// Returns whether a job of this chunk will answer the Update, so that no new job is needed. The Update is a duplicate,
-// or the busy job has the same version, from before the routing.
+// Returns whether a job of this chunk will answer the Update, so that no new job is needed. Either the Update is a
+// duplicate, or the job in progress completes the same version, which arrived under an earlier routing.
 bool Replica::attach(Place& place, const Update& update) {
   Chunk& chunk = place.second;
   for (const Job& job : chunk.jobs) {

@@ -32,8 +32,9 @@ class Transport {
   virtual ~Transport() = default;
 
   // Messages of one pair and direction arrive in the order in which both sides posted them. Both sides must give equal
-  // lengths (the caller compares calls before it trusts a length). A message of 0 bytes is done at once and is not
-  // transmitted. Throws Error(rank_failed, rank) if the peer is known to be gone.
+  // lengths; a transport need not detect a difference. Therefore a receiver first receives and compares the sender's
+  // `Call` (types.hpp), whose length is fixed. A message of 0 bytes is done at once and is not transmitted. Throws
+  // Error(rank_failed, rank) if the peer is known to be gone.
   virtual void send(int rank, Transfer& transfer) = 0;
   virtual void receive(int rank, Transfer& transfer) = 0;
 

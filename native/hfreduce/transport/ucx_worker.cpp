@@ -8,7 +8,7 @@
 namespace ff::hfreduce::ucx {
 namespace {
 
-constexpr int kTurns = 64;  // calls of progress() before the caller checks for other work
+constexpr int kTurns = 64;  // calls of worker_progress() before the caller checks for other work
 
 // Count of living engines, and the process they belong to. In a forked child, UCX wrongly assumes that its thread runs.
 struct LiveEngines {

@@ -26,7 +26,8 @@ class Engine {
   int wakeup() const { return wakeup_; }  // readable when progress is due, after arm(); owned by the worker
   const std::string& address() const { return address_; }
 
-  // Makes progress until nothing happens or other work is due; returns true if anything happened.
+  // Makes progress until nothing happens, for a limited number of turns; returns true if anything happened. The limit
+  // lets the caller check for other work.
   bool progress();
   // Returns true if the descriptor reports events from now on, false if progress() is due.
   bool arm();

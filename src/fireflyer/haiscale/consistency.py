@@ -106,7 +106,9 @@ def digest_of(lines: Sequence[str]) -> bytes:
 def copy_from_first(tensors: Iterable[torch.Tensor], group: ProcessGroup) -> None:
     """Overwrites `tensors` with those of the group's first rank, byte for byte. Collective."""
     root = dist.get_global_rank(group, 0)
-    with torch.no_grad():  # no detach(): its alias would look like an alias that the script made
+    # No detach(): a small operation keeps its tensor after the wait, and gradients/shared_memory.py
+    # would count a kept alias as memory that the script shares.
+    with torch.no_grad():
         works = [dist.broadcast(one, src=root, group=group, async_op=True) for one in tensors]
     for work in works:
         assert work is not None

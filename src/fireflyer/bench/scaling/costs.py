@@ -32,8 +32,8 @@ class Costs:
         byte_s: seconds per byte on a host's network link.
         message_s: seconds per hop: the latency of a message of any length.
         call_s: seconds per collective call of any size.
-        memory_byte_s: seconds per byte of one rank that its host reduces in memory, if the host has
-            several ranks.
+        memory_byte_s: seconds per byte that a host with several ranks reduces in memory; the bytes
+            of all its ranks count.
         copy_byte_s: seconds per byte of gradients that a rank copies to the place of their
             reduction.
         optimizer_byte_s: seconds per byte of parameters that the optimizer updates.
@@ -122,8 +122,8 @@ def _between_hosts(place: Place) -> tuple[float, float, float]:
 def _in_memory(place: Place) -> tuple[float, float, float]:
     """Returns the seconds of three operations on MEMORY_BYTES.
 
-    The operations are an allreduce of two ranks of a host, a copy into buckets, each with a check
-    for finite values, and a step of SGD.
+    The operations are an allreduce of two ranks of a host, a copy into buckets that checks each
+    bucket for finite values, and a step of SGD.
     """
     tensor = hfreduce.empty(MEMORY_BYTES // 4, dtype=torch.float32).zero_()
     gradients = torch.zeros(MEMORY_BYTES // 4)

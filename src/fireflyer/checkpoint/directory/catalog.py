@@ -159,7 +159,7 @@ class Catalog:
         files, needed = self._settled()
         for file in files:
             if file.role == "done" and file.generation == newest:
-                continue  # the rank to which the file belongs may not have seen it yet
+                continue  # the file confirms the commit to its rank, which may still wait for it
             if file.role in roles and file.generation <= newest and not needed(file):
                 self.storage.delete(file.name)
                 self.storage.delete(file.generation.directory)

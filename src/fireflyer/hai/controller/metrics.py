@@ -23,7 +23,11 @@ _REQUESTS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 USED = (
     ("units_held", "held", "GPUs that tasks hold (a node without GPUs counts 1)"),
     ("units_usable", "capacity", "GPUs of usable nodes (a node without GPUs counts 1)"),
-    ("working_ratio", "useful", "Share of the held GPUs that running tasks hold"),
+    (
+        "working_ratio",
+        "useful",
+        "Share of held GPUs whose task is running, not starting or suspending",
+    ),
     ("cpu_cores_used", "cpu", "CPU cores that ranks used in the last minute"),
     ("memory_bytes", "memory", "Resident memory of ranks, mean of the last minute"),
     ("read_bytes_per_second", "read", "Bytes that ranks read from storage"),

@@ -19,7 +19,7 @@ METRICS = (
 """Metrics in the order of a point. held, capacity: GPUs (a node without GPUs counts 1); queued,
 running: tasks; cpu: cores in use; memory, gpu_memory: bytes; read, written, received, sent: bytes a
 second; gpu: load of the held GPUs, 0 to 1; step, loss: values of rank 0; speed: steps a second;
-useful: share of the held GPUs that running tasks hold."""
+useful: share of held GPUs whose task is running, not starting or suspending."""
 
 Point = tuple[float, ...]
 

@@ -283,8 +283,10 @@ class Elastic:
         elif self._is_loss(self._group.errored()):
             self._form()
         elif self.sample_weights.newcomers:
+            # A reform closes the group and leaves out late ranks, so no rank begins it before all
+            # ranks are here.
             try:
-                dist.barrier(self._group)  # so that no rank waits in vain for another
+                dist.barrier(self._group)
             except (CollectiveError, WireError) as error:
                 if not self._is_loss(error):
                     raise

@@ -42,7 +42,7 @@ class Activations:
         ]
 
     def stop(self) -> None:
-        """Ends the counting of gathered parameters."""
+        """Removes the hooks that record gathered parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -94,7 +94,9 @@ def _unpack(saved: _Saved) -> torch.Tensor:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    with DisableTorchFunctionSubclass():  # no wait for pending parameters: only addresses are read
+    # Does not wait for the gradients of pending parameters (gradients/deferred.py), because only
+    # addresses are read.
+    with DisableTorchFunctionSubclass():
         return {_storage(tensor)[0] for tensor in tensors}
 
 

@@ -1,5 +1,7 @@
-"""Source of the object `module:name`: a torch Dataset, an iterable, or an indexable with a
-length."""
+"""Source whose rows are the items of a user's object, which `module:name` names.
+
+The object is a torch Dataset, an iterable, or an indexable with a length.
+"""
 
 import importlib
 import os
