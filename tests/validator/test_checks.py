@@ -539,6 +539,11 @@ def test_the_list_of_checks(capsys: Any) -> None:
     assert "fsync latency" in capsys.readouterr().out
 
 
+def test_one_kind_of_validation_at_a_time(capsys: Any) -> None:
+    assert run_line(["validate", "--quick", "--full"]) == 2
+    assert "give one of --quick and --full" in capsys.readouterr().err
+
+
 @pytest.mark.full
 def test_a_quick_validation(capsys: Any) -> None:
     assert run_line(["validate", "--quick", "--json"]) == 0

@@ -450,7 +450,7 @@ def fs(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Measure the file system (3FS).
+    """Measure the file system (fs3).
 
     The peers are raw reads and writes, a shared-memory ring, SQLite, JuiceFS and MooseFS. One case
     runs in a lab (root).

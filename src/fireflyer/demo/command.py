@@ -62,7 +62,7 @@ def demo(
     """Train a small GPT on real text, kill a rank, suspend and resume, and report.
 
     The command starts its own platform with virtual nodes and ends it afterwards. Ctrl-C ends
-    everything. Exit codes: 0 ok, 1 the run did not reach its goal, 2 usage.
+    everything. Exit codes: 0 ok, 1 the run did not reach its goal, 2 usage, 130 Ctrl-C.
     """
     if width % 32:
         raise typer.BadParameter(f"{width} is not a multiple of 32", param_hint="--width")

@@ -34,7 +34,7 @@ def mount(
     json: JsonOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Measure the mounted file system (3FS). Needs root, libfuse3 and /dev/fuse.
+    """Measure the mounted file system (fs3). Needs root, libfuse3 and /dev/fuse.
 
     The peers are JuiceFS, libfuse's passthrough_hp, and our client without a mount.
 

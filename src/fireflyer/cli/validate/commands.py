@@ -97,6 +97,8 @@ def check_node(
             raise typer.BadParameter("give --quick, --full, --list or --check NAME")
         typer.echo(context.get_help())
         raise typer.Exit(2)
+    if quick and full:
+        raise typer.BadParameter("give one of --quick and --full")
     from fireflyer.cli.validate import impl
 
     if list_:
