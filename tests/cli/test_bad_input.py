@@ -101,6 +101,30 @@ def test_failure(home: Path, capsys: pytest.CaptureFixture[str], line: str, mess
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("experts ls none", "there is no folder of experts at none: "),
+        ("experts check none", "there is no folder of experts at none: "),
+        ("experts pack none", "there is no folder of experts at none: "),
+        ("experts add none poet missing.pt", "missing.pt does not exist"),
+        ("experts add none poet missing.safetensors", "missing.safetensors"),
+        ("experts add none ../poet good.py", "invalid name of an expert"),
+        ("kv stat none", "there is no store at none: "),
+        ("kv gc none", "there is no store at none: "),
+        ("kv compact none", "there is no store at none: "),
+        ("kv gc folder", r"there is no store at \S*/folder: "),
+        ("kv compact folder", r"there is no store at \S*/folder: "),
+    ],
+)
+def test_a_store_that_is_not_there_is_not_made(
+    home: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    refused(capsys, line.split(), 1, message)
+    assert sorted(os.listdir(home.parent)) == ["folder", "good.py"]
+    assert os.listdir(home.parent / "folder") == []
+
+
 @pytest.mark.parametrize("home", [None, "", "relative"])
 def test_a_user_without_home(
     tmp_path: Path,

@@ -17,6 +17,7 @@ from fireflyer.errors import (
     ExpertError,
     ExpertInUse,
     ExpertTooLarge,
+    FireflyerError,
     NoSpace,
     NoSuchExpert,
 )
@@ -214,6 +215,17 @@ def test_a_truncated_expert_or_manifest_is_damaged(
     os.truncate(tmp_path / "experts" / "e2.expert", min(size, 20))
     with pytest.raises(DamagedExpert, match="e2"):
         filled.refresh()
+
+
+def test_a_folder_is_made_for_the_first_expert_only(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "experts"
+    bad = tmp_path / "bad.safetensors"
+    bad.write_text("this is not such a file")
+    with pytest.raises(FireflyerError, match=r"bad\.safetensors"):
+        folder.add(str(place), "poet", bad)
+    assert os.listdir(tmp_path) == ["bad.safetensors"]
+    folder.add(str(place), "poet", state(4.0))
+    assert sorted(os.listdir(place)) == ["poet.expert", "poet.safetensors"]
 
 
 def test_files_of_other_programs_are_packed_where_they_are(tmp_path: Path) -> None:

@@ -354,6 +354,9 @@ def test_opening_what_is_not_there_or_makes_no_sense(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     with pytest.raises(KvError, match=f"no store at {tmp_path}: "):
         kv.open(tmp_path)
+    with pytest.raises(KvError, match=f"no store at {tmp_path}: "):
+        inspection.require_store(DirectoryStorage(tmp_path))
+    assert os.listdir(tmp_path) == []
     with pytest.raises(KvError, match="invalid size"):
         kv.open(tmp_path, write=True, cache=-1)
     store = kv.open(tmp_path, write=True)

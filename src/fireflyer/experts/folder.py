@@ -12,16 +12,18 @@ import numpy as np
 from fireflyer.errors import Corrupted, DamagedExpert, ExpertError, NoSuchExpert
 from fireflyer.experts import manifest
 from fireflyer.experts.manifest import FILE_SUFFIX, PIECE, SUFFIX, Manifest, Summed
-from fireflyer.storage import Storage, read_shared
+from fireflyer.storage import Storage, open_storage, read_shared
 
 if TYPE_CHECKING:
     from fireflyer.checkpoint.state.contents import Contents
 
 
-def add(storage: Storage, name: str, source: Any) -> Manifest:
+def add(place: Storage | str, name: str, source: Any) -> Manifest:
     """Adds an expert durably.
 
     Args:
+        place: the folder. A missing local folder is created after the name and the source were
+            checked.
         source: a state (a dict of tensors), or the path of a safetensors file, of a Hugging Face
             folder of shards, of a DCP folder or of a torch.save file of plain data.
 
@@ -33,9 +35,11 @@ def add(storage: Storage, name: str, source: Any) -> Manifest:
     """
     from fireflyer.checkpoint.formats import safetensors
 
-    if storage.size(manifest.checked_name(name) + SUFFIX) is not None:
-        raise ExpertError(f"{storage} has an expert {name} already: remove it first")
+    manifest.checked_name(name)
     passed = Summed(safetensors.stream(_contents(source)))
+    storage = open_storage(place) if isinstance(place, str) else place
+    if storage.size(name + SUFFIX) is not None:
+        raise ExpertError(f"{storage} has an expert {name} already: remove it first")
     storage.write(name + FILE_SUFFIX, passed)
     found = passed.manifest(name + FILE_SUFFIX)
     storage.write(name + SUFFIX, [found.encode()])

@@ -19,6 +19,11 @@ def _current(storage: Storage) -> Manifest:
     return manifest
 
 
+def require_store(storage: Storage) -> None:
+    """Reads the current manifest. Raises KvError if there is no store, and creates none."""
+    _current(storage)
+
+
 def stat(storage: Storage) -> dict[str, Any]:
     """Returns statistics of a store by name. Raises KvError if there is no store."""
     manifest = _current(storage)

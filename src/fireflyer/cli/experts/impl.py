@@ -4,9 +4,10 @@ import sys
 from typing import NamedTuple
 
 from fireflyer.cli.printing import show_result, table
-from fireflyer.errors import ConfigError, FireflyerError
+from fireflyer.errors import ConfigError, ExpertError, FireflyerError
 from fireflyer.experts import folder, manifest, sim
 from fireflyer.experts.streams import STREAMS
+from fireflyer.kv.opening import is_missing
 from fireflyer.program import plain, report
 from fireflyer.storage import Storage, open_storage
 from fireflyer.units import parse_bytes, parse_seconds
@@ -14,13 +15,13 @@ from fireflyer.units import parse_bytes, parse_seconds
 
 def add(place: str, name: str, source: str, *, json: bool) -> None:
     """Adds an expert and prints its size."""
-    found = folder.add(open_storage(place), name, source)
+    found = folder.add(place, name, source)
     _print([(name, found.size)], json=json)
 
 
 def pack(place: str, *, json: bool) -> None:
     """Packs the files of a folder and prints the new experts."""
-    found = [(name, each.size) for name, each in folder.pack(open_storage(place))]
+    found = [(name, each.size) for name, each in folder.pack(_storage(place))]
     _print(found, json=json)
     if not found and not json:
         sys.stdout.write(f"no new .safetensors file in {plain(place)}\n")
@@ -28,18 +29,26 @@ def pack(place: str, *, json: bool) -> None:
 
 def show(place: str, *, json: bool) -> None:
     """Prints the experts of a folder."""
-    storage = open_storage(place)
+    storage = _storage(place)
     found = [(name, manifest.read(storage, name).size) for name in manifest.names(storage)]
     _print(found, json=json)
 
 
 def check(place: str, *, json: bool) -> int:
     """Checks all experts of a folder; returns 1 if one is damaged."""
-    storage = open_storage(place)
+    storage = _storage(place)
     states = {name: _state(storage, name) for name in manifest.names(storage)}
     damaged = [name for name, state in states.items() if state != "good"]
     show_result(states, lambda: table(("EXPERT", "STATE"), list(states.items())), json=json)
     return report(f"{len(damaged)} of {len(states)} experts failed the check") if damaged else 0
+
+
+def _storage(place: str) -> Storage:
+    if is_missing(place):
+        raise ExpertError(
+            f"there is no folder of experts at {place}: `fireflyer experts add` creates one"
+        )
+    return open_storage(place)
 
 
 def _state(storage: Storage, name: str) -> str:

@@ -144,6 +144,7 @@ def _report_damage(found: dict[str, Any], *, json: bool) -> int:
 
 def compact(url: str, *, json: bool) -> None:
     """Merges all tables and deletes unused objects."""
+    inspection.require_store(_storage(url))
     with kv.open(url, write=True) as store:
         store.flush()
         store.compact(everything=True)
@@ -153,6 +154,7 @@ def compact(url: str, *, json: bool) -> None:
 
 def gc(url: str, *, json: bool) -> None:
     """Deletes unused objects."""
+    inspection.require_store(_storage(url))
     with kv.open(url, write=True) as store:
         done = store.collect()
     _show({"tables_deleted": done.tables, "log_objects_deleted": done.log}, json=json)
