@@ -6,11 +6,12 @@ is gone, or in a locale whose encoding lacks most characters. None of these caus
 
 import contextlib
 import io
+import itertools
 import os
 import pwd
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -74,6 +75,7 @@ def run_app(app: "typer.Typer", name: str, arguments: list[str]) -> int:
 
     def act() -> int:
         command = get_command(app)
+        keep_context(command)
         code = command.main(args=arguments, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
 
@@ -113,17 +115,66 @@ def in_one_line(act: Callable[[], int], arguments: Sequence[str] = ()) -> int:
             _flush_or_discard(stream)
 
 
+def keep_context(command: Any) -> None:
+    """Makes errors of parsing name the verb, also a missing value of an option, for `--json`."""
+    from typer.exceptions import TyperException
+
+    parse = command.parse_args
+
+    def parse_args(context: Any, arguments: list[str]) -> Any:
+        try:
+            return parse(context, arguments)
+        except TyperException as error:
+            if getattr(error, "ctx", context) is None:
+                error.ctx = context  # type: ignore[attr-defined]
+            raise
+
+    command.parse_args = parse_args
+    for inner in getattr(command, "commands", {}).values():
+        keep_context(inner)
+
+
 def _has_json(error: Any, arguments: Sequence[str]) -> bool:
     """Returns whether a command line that could not be parsed asks for JSON.
 
     Some words do not count, because they may belong to another program: those after `--`, and those
-    of a verb whose options end at its first argument.
+    after the first argument of a verb whose options end there. A group needs no `--json` of its own,
+    because its verbs may have it.
     """
     context = getattr(error, "ctx", None)
-    if context is None or not context.allow_interspersed_args:
+    if context is None:
         return False
-    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in words and any("--json" in its.opts for its in context.command.params)
+    words = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    command = context.command
+    verbs = getattr(command, "commands", None)
+    if verbs is not None:
+        ends = {name for name, verb in verbs.items() if _ends_at_argument(verb)}
+        return "--json" in itertools.takewhile(lambda word: word not in ends, words)
+    if not any("--json" in its.opts for its in command.params):
+        return False
+    if _ends_at_argument(command):
+        after = words.index(context.info_name) + 1 if context.info_name in words else 0
+        words = list(_leading_options(command, words[after:]))
+    return "--json" in words
+
+
+def _ends_at_argument(command: Any) -> bool:
+    """Returns whether the options of a verb end at its first argument; False for a group."""
+    return not command.context_settings.get("allow_interspersed_args", True)
+
+
+def _leading_options(command: Any, words: Iterable[str]) -> Iterator[str]:
+    """Yields the options before the first argument, without their values."""
+    valued = {
+        name for its in command.params if not getattr(its, "is_flag", False) for name in its.opts
+    }
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            return
+        yield word
+        if word in valued:
+            next(rest, None)
 
 
 def open_standard_streams() -> None:
@@ -263,11 +314,16 @@ def fail(kind: str, message: str, code: int) -> int:
     if _json_mode and not _json_written:
         import json
 
-        document = {"error": {"type": kind, "message": text(" ".join(message.split()))}}
+        document = {"error": error_fields(kind, message)}
         with contextlib.suppress(OSError):  # stdout is a pipe without a reader, or a full device
             write_json(json.dumps(document, ensure_ascii=False).encode())
             sys.stdout.flush()
     return report(message, code)
+
+
+def error_fields(kind: str, message: str) -> dict[str, str]:
+    """Returns the fields of an error that `--json` prints."""
+    return {"type": kind, "message": text(" ".join(message.split()))}
 
 
 def report(message: str, code: int = 1) -> int:

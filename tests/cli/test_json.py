@@ -206,6 +206,13 @@ def test_of_the_platform(
     assert printed(capsys, "stop t1", code=1) == [
         {"error": {"type": "TaskError", "message": "task t1 has already finished"}}
     ]
+    missing = "no task 't9' here; `fireflyer ps --all` lists them"
+    gone = {"task": "t9", "error": {"type": "NoSuchTask", "message": missing}}
+    over = {"type": "TaskError", "message": "task t1 has already finished"}
+    refused, stopped = printed(capsys, "stop t2 t9", code=1)
+    assert (refused, stopped["id"], stopped["state"]) == (gone, "t2", "stopped")
+    for verb in ("stop", "stop --wait"):
+        assert printed(capsys, f"{verb} t1 t9", code=1) == [{"task": "t1", "error": over}, gone]
     assert printed(capsys, "validate node n7", code=1)["error"]["type"] == "NoSuchNode"
     assert run_line(["undrain", "n7"]) == 1
     assert capsys.readouterr().err.startswith("fireflyer: unknown node 'n7'")
@@ -265,6 +272,18 @@ def write_inputs(folder: Path) -> None:
         ("net order --preset fat-tree2 --job missing --json", "ConfigError", 1),
         ("sim --json --trace missing", "FileNotFoundError", 1),
         ("run --json missing.py", "ConfigError", 1),
+        ("run --json --fly x.py", "UsageError", 2),
+        ("run --fly --json x.py", "UsageError", 2),
+        ("run --name fly --json --fly x.py", "UsageError", 2),
+        ("run --json", "UsageError", 2),
+        ("run --json --name", "UsageError", 2),
+        ("events t1 --json --limit", "UsageError", 2),
+        ("ps --all=fly --json", "UsageError", 2),
+        ("fly --json", "UsageError", 2),
+        ("--fly --json", "UsageError", 2),
+        ("fs fly / --json", "UsageError", 2),
+        ("validate fly --json", "UsageError", 2),
+        ("net --json", "UsageError", 2),
     ],
 )
 def test_an_error_is_an_object_and_a_line(
@@ -276,7 +295,20 @@ def test_an_error_is_an_object_and_a_line(
     assert error == {"type": kind, "message": err.removeprefix("fireflyer: ").rstrip("\n")}
 
 
-@pytest.mark.parametrize("line", ["run missing.py --json", "run --fly -- --json", "fs cat --json"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run missing.py --json",
+        "run --fly missing.py --json",
+        "run --fly -- --json",
+        "run --fly --name --json missing.py",
+        "--fly run missing.py --json",
+        "prof --fly run missing.py --json",
+        "prof run --fly --json missing.py",
+        "fly -- --json",
+        "fs cat --json",
+    ],
+)
 def test_words_of_other_programs_ask_for_nothing(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ from fireflyer.cli.sim.commands import sim
 from fireflyer.cli.up import options as of_up
 from fireflyer.cli.validate.commands import validate
 from fireflyer.cli.workspace.commands import workspace as workspaces
-from fireflyer.program import INTERRUPTED, current_json_form, in_one_line
+from fireflyer.program import INTERRUPTED, current_json_form, in_one_line, keep_context
 
 app = typer.Typer(
     name="fireflyer",
@@ -504,6 +504,7 @@ def _act(arguments: list[str]) -> int:
 
     command = typer.main.get_command(_only(arguments[0]) if arguments else app)
     strict(command)
+    keep_context(command)
     if COMPLETE in os.environ:
         register()
     if arguments[:1] == ["sim"]:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fireflyer.errors import FireflyerError
 from fireflyer.hai.model import Event, RankView, TaskLine, TaskSpec, TaskState, TaskView
-from fireflyer.program import plain, write_json
+from fireflyer.program import error_fields, plain, text, write_json
 
 STYLES = {
     "running": "green",
@@ -63,6 +64,12 @@ def show_lines(found: Iterable[T], line: Callable[[T], str], *, json: bool) -> N
 def as_json(value: Any) -> None:
     """Writes one line of JSON to stdout."""
     write_json(msgspec.json.encode(value))
+
+
+def task_error(task: str, error: FireflyerError) -> None:
+    """Writes one line of JSON: the error that a request for one of several tasks met."""
+    as_json({"task": text(task), "error": error_fields(type(error).__name__, str(error))})
+    sys.stdout.flush()
 
 
 def tasks(found: list[TaskLine]) -> None:
@@ -250,8 +257,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     shown = Text("".join(cell.text for cell in top).rstrip(), style="bold")
     for line in lines:
         shown.append("\n", style="not bold")
-        for text, column in line:
-            shown.append(text, style=_style(heads[column], text.strip()))
+        for cell, column in line:
+            shown.append(cell, style=_style(heads[column], cell.strip()))
     Console(highlight=False).print(shown, soft_wrap=True)
 
 

@@ -138,19 +138,23 @@ def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, j
     """Stops, suspends or resumes tasks.
 
     If `goal` is given, the call then waits until each task has that state. If the request fails for
-    one task, the other tasks still get it, and the exit code is 1.
+    one task, the other tasks still get it, and the exit code is 1. With `json` each failed request
+    is an object that names the task and the error, unless only one task is given.
     """
     client = Client(home)
     call: dict[str, Any] = {"stop": client.stop, "suspend": client.suspend, "resume": client.resume}
     views: list[View] = []
-    refused: list[FireflyerError] = []
+    refused: list[tuple[str, FireflyerError]] = []
     for task in tasks:
         try:
             views.append(call[verb](task))
         except FireflyerError as error:
             if len(tasks) == 1:
                 raise
-            refused.append(error)
+            refused.append((task, error))
+    if json:
+        for task, refusal in refused:
+            printing.task_error(task, refusal)
     if goal is None:
         reached: Iterable[View] = views
     else:
@@ -162,7 +166,7 @@ def steer(home: Path | None, verb: str, tasks: list[str], goal: str | None, *, j
         return f"{view.id} {view.state}" + (f": {view.reason}" if view.reason else "")
 
     printing.show_lines(reached, line, json=json)
-    for refusal in refused:
+    for _, refusal in refused:
         note(plain(str(refusal)))
     return int(bool(refused))
 
