@@ -217,7 +217,7 @@ std::optional<Error> Group::failure() {
 // Breaks the group on this rank, on the other ranks of this host, and on the links to other hosts.
 // REQUIRES: mutex_ held.
 void Group::break_with(const Error& error) {
-  if (broken_ || fork_guard::generation() != generation_) return;
+  if (broken_) return;
   broken_ = error;
   changed_.notify_all();
   if (team_) team_->abort(error.rank() >= 0 ? error.rank() : config_.rank);
@@ -225,6 +225,7 @@ void Group::break_with(const Error& error) {
 }
 
 void Group::fail(const Error& error) {
+  if (fork_guard::generation() != generation_) return;  // the mutex may be locked: a thread of the parent held it
   const std::lock_guard lock(mutex_);
   break_with(error);
 }
