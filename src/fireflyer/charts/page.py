@@ -7,7 +7,6 @@ Templates escape whatever they insert, except `Markup`. A package keeps its temp
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fireflyer.charts.svg import Markup
@@ -44,16 +43,11 @@ def environment(package: str = HERE) -> "Environment":
 
     Jinja2 is imported when the first page is made, so that commands without pages start faster.
     """
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    folders = [resources.files(name) / "templates" for name in (package, HERE)]
-
-    def load(name: str) -> str | None:
-        found = (folder / name for folder in folders)
-        return next((path.read_text("utf-8") for path in found if path.is_file()), None)
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=FunctionLoader(load), autoescape=True, undefined=StrictUndefined,
+        loader=ChoiceLoader([PackageLoader(name) for name in dict.fromkeys((package, HERE))]),
+        autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, auto_reload=False,
     )  # fmt: skip
     made.filters["cell"] = _cell

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class ElasticOptions:
         )
 
 
-class Wrapper(nn.Module):
+class Wrapper(nn.Module, ABC):
     """Wrapper around `module`. Its state has the names that `module` has without the wrapper."""
 
     module: nn.Module
@@ -61,9 +62,9 @@ class Wrapper(nn.Module):
         self._before_forward(eval_frame_callback() not in (None, False))
         return self.module(*args, **kwargs)
 
+    @abstractmethod
     def _before_forward(self, compiles: bool) -> None:
         """Prepares a forward; `compiles` is True if torch.compile is active during the forward."""
-        raise NotImplementedError
 
     @property
     def elastic(self) -> Elastic:

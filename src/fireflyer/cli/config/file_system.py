@@ -77,8 +77,7 @@ def _client() -> Iterator[Setting]:
     """Yields the settings of client programs, which the file does not contain."""
     defaults = Settings()
     for field in fields(Settings):
-        if field.name == "before_retry":  # a callback, which no file can hold
-            continue
-        source = "default; Settings of connect()"
-        yield Setting("client", field.name, getattr(defaults, field.name), source)
+        value = getattr(defaults, field.name)
+        if value is not None:  # None: an optional callback, which no file can hold
+            yield Setting("client", field.name, value, "default; Settings of connect()")
     yield Setting("client", "timeout", TIMEOUT_S, "default; of connect()")
